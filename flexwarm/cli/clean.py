@@ -1,0 +1,116 @@
+"""``flexwarm clean``: show what goes and what stays, ask, delete."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import click
+
+from flexwarm.cli.session import Session, common_options
+from flexwarm.errors import ExitCode, UsageError
+from flexwarm.ops import clean as op
+from flexwarm.store import Store, default_root
+
+_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+_BYTES: Final = {"B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_CHOICES: Final = "--all, --stale, --older-than AGE, --max-size SIZE"
+
+
+def quantity(pattern: str, units: Mapping[str, int], example: str) -> Callable[[str], int]:
+    """A parser for an option that is a number with a unit; it gives the number of the smallest unit."""
+    compiled = re.compile(r"(\d+(?:\.\d+)?) ?" + pattern, re.ASCII)
+
+    def parse(value: str) -> int:
+        match = compiled.fullmatch(value.strip())
+        if match is None:
+            raise click.BadParameter(f"{value!r} is not {example}")
+        return int(float(match[1]) * units[match[2]])
+
+    return parse
+
+
+AGE: Final = quantity("([smhdw])", _SECONDS, "an age such as 12h, 30d or 2w (units: s, m, h, d, w)")
+SIZE: Final = quantity("([BKMGT])(?:i?B)?", _BYTES, "a size such as 500M or 10G (units of 1024: B, K, M, G, T)")
+
+
+@click.command("clean")
+@common_options
+@click.option("--all", "everything", is_flag=True, help="Every bucket, and the quarantine.")
+@click.option("--stale", is_flag=True, help="Buckets of another torch, Triton, Python or machine than this one.")
+@click.option("--older-than", type=AGE, metavar="AGE", help="Buckets last used longer ago: 12h, 30d, 2w.")
+@click.option("--max-size", type=SIZE, metavar="SIZE", help="Least recently used first, until the rest fits: 500M, 10G.")
+@click.option("--dry-run", is_flag=True, help="Show the plan; delete nothing.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option(
+    "--lock-wait",
+    type=click.FloatRange(min=0, max=86400),
+    default=60.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long to wait for another process that holds the store.",
+)
+def command(
+    session: Session,
+    everything: bool,
+    stale: bool,
+    older_than: int | None,
+    max_size: int | None,
+    dry_run: bool,
+    yes: bool,
+    lock_wait: float,
+) -> int:
+    """Delete buckets, after showing what goes and what stays.
+
+    Selections add up. A bucket that a process is using is skipped, and the process is named.
+    """
+    if not (everything or stale or older_than is not None or max_size is not None):
+        raise UsageError(f"say which buckets to delete: {_CHOICES}", "flexwarm clean --all --dry-run")
+    store = Store.open(session.store or default_root(os.environ), create=False, trust_shared=session.trust_shared)
+    selection = op.Selection(
+        everything=everything,
+        current=_current_digest(store) if stale else None,
+        older_than_seconds=older_than,
+        max_size_bytes=max_size,
+    )
+    now_unix = time.time()
+    plan = op.decide(op.survey(store), op.leftovers(store, quarantine=everything), selection, now_unix=now_unix)
+    if dry_run or plan.deletes_nothing:
+        _show(session, plan, dry_run=dry_run, done=not dry_run, now_unix=now_unix)
+        return ExitCode.OK
+    if not yes and not _agreed(session, plan, now_unix=now_unix):
+        session.say("nothing was deleted")
+        return ExitCode.OK
+    # Now that something is to be written, make what is missing: a store copied without its empty directories has no locks.
+    store = Store.open(store.root, create=True, trust_shared=session.trust_shared)
+    result = op.execute(store, plan, wait_seconds=lock_wait, notify=session.say)
+    _show(session, result, dry_run=False, done=True, now_unix=now_unix)
+    return ExitCode.OK
+
+
+def _current_digest(store: Store) -> str:
+    from flexwarm import toolchain
+
+    return toolchain.fingerprint(os.environ, store=store).digest
+
+
+def _agreed(session: Session, plan: op.Plan, *, now_unix: float) -> bool:
+    if session.json or not sys.stdin.isatty():
+        raise UsageError(
+            "this deletes, and there is no terminal to ask on", "pass --yes to delete, or --dry-run to see the plan"
+        )
+    _show(session, plan, dry_run=False, done=False, now_unix=now_unix)
+    return click.confirm("delete?", err=True)
+
+
+def _show(session: Session, plan: op.Plan, *, dry_run: bool, done: bool, now_unix: float) -> None:
+    if session.json:
+        session.emit_json(plan.to_json(dry_run=dry_run))
+        return
+    from flexwarm.render import clean as renderer
+
+    renderer.render(plan, done=done, now_unix=now_unix)

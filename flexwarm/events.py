@@ -1,0 +1,228 @@
+"""What a worker says: one JSON line an event, appended to its own file and never to standard output.
+
+The parent folds these into a record. A line that was cut by a crash is the last line of its file; it is dropped
+there, and the missing end of the job is what counts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Union
+
+from flexwarm.canonical import StrEnum, text
+
+
+class Phase(StrEnum):
+    """What a worker is doing; the live table shows it."""
+
+    START = "start"
+    IMPORT = "import"
+    WAIT = "wait"
+    TRACE = "trace"
+    COMPILE = "compile"
+    LOAD = "load"
+    RUN = "run"
+    CHECK = "check"
+
+
+class Layer(StrEnum):
+    """A cache layer, outermost first."""
+
+    AOT = "aot"
+    FX = "fx"
+    TRITON = "triton"
+
+
+class Answer(StrEnum):
+    """What a layer said when it was asked."""
+
+    HIT = "hit"
+    MISS = "miss"
+    BYPASS = "bypass"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """The worker has imported torch; what it sees, to be held against what the parent read from files."""
+
+    KIND: ClassVar[str] = "hello"
+    t: float
+    pid: int
+    host: str
+    components: Mapping[str, str]
+    config_digest: str
+    config: Mapping[str, str]
+    import_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """The worker, or one of its jobs, has entered a phase."""
+
+    KIND: ClassVar[str] = "progress"
+    t: float
+    job: str | None
+    phase: Phase
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heartbeat:
+    """The interpreter still runs: a thread of it could write this."""
+
+    KIND: ClassVar[str] = "heartbeat"
+    t: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lookup:
+    """A cache layer was asked for a key."""
+
+    KIND: ClassVar[str] = "lookup"
+    t: float
+    job: str | None
+    layer: Layer
+    answer: Answer
+    key: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compiled:
+    """A compiler, an autotuner or a precompiler ran, or tried to while verifying."""
+
+    KIND: ClassVar[str] = "compiled"
+    t: float
+    job: str | None
+    what: str  # "cxx", "header", "triton" or "autotune"
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dense:
+    """Attention was computed with a materialised score matrix, on real tensors."""
+
+    KIND: ClassVar[str] = "dense"
+    t: float
+    job: str | None
+    shape: tuple[int, ...]
+    stack: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShapeDone:
+    """All calls of one shape have returned and were held against the dense reference.
+
+    Attributes:
+        first_seconds: the first call, compiling or loading included.
+        error: largest absolute difference from the reference on the sampled rows; None where one side is not finite.
+        tolerance: what that difference may be for this dtype; the worker's comparison is elementwise.
+        agrees: every sampled element is within tolerance, and all gradients are finite.
+    """
+
+    KIND: ClassVar[str] = "shape_done"
+    t: float
+    job: str
+    shape: int
+    calls: int
+    first_seconds: float
+    repeat_seconds: float | None
+    error: float | None
+    tolerance: float
+    agrees: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobDone:
+    """The job ran to its end; its own counters of the cache layers, as torch keeps them."""
+
+    KIND: ClassVar[str] = "job_done"
+    t: float
+    job: str
+    counters: Mapping[str, int]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobStopped:
+    """While verifying, the job was stopped at its first miss, before anything was compiled or written."""
+
+    KIND: ClassVar[str] = "job_stopped"
+    t: float
+    job: str
+    counters: Mapping[str, int]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFailed:
+    """The job raised."""
+
+    KIND: ClassVar[str] = "job_failed"
+    t: float
+    job: str
+    error: str
+    message: str
+    traceback: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """The worker cannot do anything here, such as with a torch it does not know."""
+
+    KIND: ClassVar[str] = "refused"
+    t: float
+    message: str
+    hint: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bye:
+    """The worker has done what it was asked and ends by itself."""
+
+    KIND: ClassVar[str] = "bye"
+    t: float
+
+
+Event = Union[
+    Hello, Progress, Heartbeat, Lookup, Compiled, Dense, ShapeDone, JobDone, JobStopped, JobFailed, Refused, Bye
+]
+
+_KINDS: dict[str, Any] = {
+    kind.KIND: kind
+    for kind in (
+        Hello, Progress, Heartbeat, Lookup, Compiled, Dense, ShapeDone, JobDone, JobStopped, JobFailed, Refused, Bye
+    )
+}  # fmt: skip
+_ENUMS: dict[str, Any] = {"phase": Phase, "layer": Layer, "answer": Answer}
+_TUPLES = {("dense", "shape"), ("dense", "stack")}
+
+
+def to_line(event: Event) -> str:
+    """One line of JSON, with its newline."""
+    fields = {name: getattr(event, name) for name in event.__dataclass_fields__}
+    return text({"event": event.KIND, **fields}) + "\n"
+
+
+def from_line(line: str) -> Event:
+    """Inverse of :func:`to_line`.
+
+    Raises:
+        ValueError: the line is not an event.
+    """
+    data = json.loads(line)
+    if not isinstance(data, dict) or data.get("event") not in _KINDS:
+        raise ValueError(f"not an event: {line[:80]!r}")
+    kind = data.pop("event")
+    try:
+        for name, enum in _ENUMS.items():
+            if name in data:
+                data[name] = enum(data[name])
+        for owner, name in _TUPLES:
+            if owner == kind:
+                data[name] = tuple(data[name])
+        event: Event = _KINDS[kind](**data)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"not an event of kind {kind}: {error}") from error
+    return event

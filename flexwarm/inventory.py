@@ -1,0 +1,247 @@
+"""The files that a bucket holds now: listed for a manifest, compared with one, and compared before and after a run."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from flexwarm.canonical import StrEnum
+from flexwarm.errors import CorruptError
+from flexwarm.files import store_error
+from flexwarm.manifest import FileEntry, Manifest
+from flexwarm.store import Bucket
+
+#: torch's own lock files: empty, made on a warm run too, and they carry nothing.
+_TORCH_LOCKS: Final = "inductor/locks"
+
+#: A write that was under way or died: torch's ``.<pid>.<thread>.tmp`` and Triton's ``tmp.pid_<pid>_<uuid>`` directories.
+_TEMPORARY: Final = re.compile(r"\.\d+\.\d+\.tmp|tmp\.pid_\d+_.+")
+
+#: In these, torch tries every file that lies in a key's directory, so a file too many is an entry too many.
+_KEY_DIRECTORY: Final = re.compile(r"inductor/(fxgraph/[^/]+|aotautograd)/[^/]+")
+
+_LISTED_BESIDE_THE_TREES: Final = ("env.json", "fingerprint.json")
+_CHUNK_BYTES: Final = 1 << 20
+
+
+def scan(bucket: Bucket) -> tuple[FileEntry, ...]:
+    """Every file of the bucket that a manifest lists, in order of path.
+
+    That is all below ``inductor/`` and ``triton/``, and ``fingerprint.json`` and ``env.json``, without torch's locks, other
+    ``*.lock`` files and unfinished writes. Each file is read: what an earlier manifest says of it is a claim, not evidence.
+
+    Raises:
+        CorruptError: something there is neither a file nor a directory; torch and Triton make no links.
+        StoreError: a file cannot be read.
+    """
+    found = [(name, bucket.path / name) for name in _LISTED_BESIDE_THE_TREES if (bucket.path / name).exists()]
+    for path, entry in _walk(bucket):
+        if _is_content(path):
+            found.append((path, Path(entry.path)))
+    return tuple(_file_entry(path, file) for path, file in sorted(found))
+
+
+def _file_entry(path: str, file: Path) -> FileEntry:
+    try:
+        status = os.lstat(file)
+        if not stat.S_ISREG(status.st_mode):
+            raise CorruptError(f"{file} is not a regular file", "flexwarm clean, then flexwarm build")
+        return FileEntry(path=path, size_bytes=status.st_size, mtime_ns=status.st_mtime_ns, sha256=_sha256(file))
+    except OSError as error:
+        raise store_error(error, f"read {file}") from error
+
+
+def _sha256(file: str | Path) -> str:
+    value = hashlib.sha256()
+    with open(file, "rb", buffering=0) as stream:
+        while chunk := stream.read(_CHUNK_BYTES):
+            value.update(chunk)
+    return value.hexdigest()
+
+
+def _is_content(path: str) -> bool:
+    return not (path.startswith(_TORCH_LOCKS + "/") or path.endswith(".lock") or _is_temporary(path))
+
+
+def _is_temporary(path: str) -> bool:
+    return any(_TEMPORARY.fullmatch(part) for part in path.split("/"))
+
+
+def _walk(bucket: Bucket) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """Everything below ``inductor/`` and ``triton/`` that is not a directory, by path in the bucket; follows no link."""
+    pending = ["inductor", "triton"]
+    while pending:
+        directory = pending.pop()
+        full = f"{bucket.path}/{directory}"
+        try:
+            with os.scandir(full) as entries:
+                for entry in entries:
+                    path = f"{directory}/{entry.name}"
+                    if entry.is_dir(follow_symlinks=False):
+                        pending.append(path)
+                    else:
+                        yield path, entry
+        except FileNotFoundError:
+            continue  # an empty bucket, or torch removed a temporary directory meanwhile
+        except OSError as error:
+            raise store_error(error, f"read the directory {full}") from error
+
+
+class FaultKind(StrEnum):
+    """How a bucket differs from its manifest."""
+
+    MISSING = "missing"
+    SIZE = "size"
+    MTIME = "mtime"
+    CONTENT = "content"
+    UNLISTED_IN_KEY = "unlisted_in_key"
+    UNREADABLE = "unreadable"
+    NOT_A_FILE = "not_a_file"
+    ESCAPES = "escapes"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One difference; ``path`` is relative to the bucket."""
+
+    path: str
+    kind: FaultKind
+
+
+def check(bucket: Bucket, manifest: Manifest, *, deep: bool) -> tuple[Fault, ...]:
+    """Compare the bucket with its manifest; empty means that it is what was built.
+
+    Args:
+        deep: read every file and compare its digest. A time that changed over the same content is then no fault: a store that
+            was copied is whole. Without it only presence, kind, size and time are compared, and a changed time is a fault.
+
+    Returns:
+        Faults in order of path.
+    """
+    root = str(bucket.path)
+    faults: list[Fault] = []
+    key_directories: dict[str, set[str]] = {}
+    directories: dict[str, FaultKind | None] = {"": None}
+    for entry in manifest.files:
+        path = entry.path
+        parent, _, name = path.rpartition("/")
+        if parent not in directories:
+            directories[parent] = _directory_fault(root, parent, directories)
+        kind = directories[parent]
+        if kind is None:
+            kind = _file_fault(f"{root}/{path}", entry, deep=deep)
+            if parent in key_directories:
+                key_directories[parent].add(name)
+            elif _KEY_DIRECTORY.fullmatch(parent):
+                key_directories[parent] = {name}
+        if kind is not None:
+            faults.append(Fault(path=path, kind=kind))
+    for directory, listed in key_directories.items():
+        try:
+            extra = [name for name in os.listdir(f"{root}/{directory}") if name not in listed and not _is_temporary(name)]
+        except OSError:
+            faults.append(Fault(path=directory, kind=FaultKind.UNREADABLE))
+            continue
+        faults.extend(Fault(path=f"{directory}/{name}", kind=FaultKind.UNLISTED_IN_KEY) for name in extra)
+    return tuple(sorted(faults, key=lambda fault: (fault.path, fault.kind)))
+
+
+def _directory_fault(root: str, path: str, known: dict[str, FaultKind | None]) -> FaultKind | None:
+    """What is wrong with every file in a directory: a link on the way to it leads out of what the manifest vouches for."""
+    parent, _, name = path.rpartition("/")
+    if name in ("", ".", ".."):
+        return FaultKind.ESCAPES  # not from a file that `load` accepted, but a pack's manifest comes from elsewhere
+    if parent not in known:
+        known[parent] = _directory_fault(root, parent, known)
+    if known[parent] is not None:
+        return known[parent]
+    try:
+        mode = os.lstat(f"{root}/{path}").st_mode
+    except OSError as error:
+        return _fault_of(error)
+    if stat.S_ISLNK(mode):
+        return FaultKind.ESCAPES
+    return None if stat.S_ISDIR(mode) else FaultKind.MISSING
+
+
+def _file_fault(full: str, entry: FileEntry, *, deep: bool) -> FaultKind | None:
+    try:
+        status = os.lstat(full)
+        if not stat.S_ISREG(status.st_mode):
+            return FaultKind.NOT_A_FILE
+        if status.st_size != entry.size_bytes:
+            return FaultKind.SIZE
+        if deep:
+            return None if _sha256(full) == entry.sha256 else FaultKind.CONTENT
+        return None if status.st_mtime_ns == entry.mtime_ns else FaultKind.MTIME
+    except OSError as error:
+        return _fault_of(error)
+    except ValueError:  # a NUL in a path that did not come through `load`
+        return FaultKind.ESCAPES
+
+
+def _fault_of(error: OSError) -> FaultKind:
+    return FaultKind.MISSING if error.errno in (errno.ENOENT, errno.ENOTDIR) else FaultKind.UNREADABLE
+
+
+def unlisted(bucket: Bucket, manifest: Manifest) -> tuple[str, ...]:
+    """Paths that :func:`scan` would list and the manifest does not, in order."""
+    listed = {entry.path for entry in manifest.files}
+    return tuple(sorted(path for path, _ in _walk(bucket) if path not in listed and _is_content(path)))
+
+
+#: Path -> (size in bytes, mtime in ns, inode) of everything below ``inductor/`` and ``triton/`` that is not a directory.
+Snapshot = Mapping[str, tuple[int, int, int]]
+
+#: What a warm run may change: below these, torch makes and touches empty lock files.
+CHANGES_ALLOWED: Final = (_TORCH_LOCKS + "/",)
+
+
+class ChangeKind(StrEnum):
+    ADDED = "added"
+    REMOVED = "removed"
+    ALTERED = "altered"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskChange:
+    """One file that is not as it was; ``path`` is relative to the bucket."""
+
+    path: str
+    kind: ChangeKind
+
+
+def snapshot(bucket: Bucket) -> Snapshot:
+    """The state of the bucket's files now. The inode tells a file that was replaced by one of the same size and time."""
+    state: dict[str, tuple[int, int, int]] = {}
+    for path, entry in _walk(bucket):
+        try:
+            status = entry.stat(follow_symlinks=False)
+        except FileNotFoundError:
+            continue  # removed between listing and asking: it is not there now
+        except OSError as error:
+            raise store_error(error, f"read {entry.path}") from error
+        state[path] = (status.st_size, status.st_mtime_ns, status.st_ino)
+    return state
+
+
+def changed(before: Snapshot, after: Snapshot) -> tuple[DiskChange, ...]:
+    """What differs between two snapshots of one bucket, in order of path, without :data:`CHANGES_ALLOWED`."""
+    changes = []
+    for path in sorted(before.keys() | after.keys()):
+        if before.get(path) == after.get(path) or path.startswith(CHANGES_ALLOWED):
+            continue
+        kind = ChangeKind.ALTERED
+        if path not in before:
+            kind = ChangeKind.ADDED
+        elif path not in after:
+            kind = ChangeKind.REMOVED
+        changes.append(DiskChange(path=path, kind=kind))
+    return tuple(changes)

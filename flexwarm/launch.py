@@ -1,0 +1,290 @@
+"""Start the workers of a plan, read what they say, hold them to their limits, and leave no process behind.
+
+Interprets nothing: it returns what was said and how each process ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+from flexwarm import events, reaper
+from flexwarm.errors import CorruptError, WorkerError
+from flexwarm.events import Bye, Event, JobDone, JobFailed, JobStopped, Phase, Progress, Refused
+from flexwarm.plan import Plan, Worker
+from flexwarm.record import End, Exit
+from flexwarm.request import JobRequest, Purpose, WorkerRequest
+
+POLL_SECONDS = 0.02
+#: How long a process that is about to be ended gets to write its stacks into its log.
+STACK_DUMP_SECONDS = 0.5
+
+OnEvent = Callable[[int, Event], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Seconds: for one job, and for a worker to say nothing at all (it writes a heartbeat every few seconds)."""
+
+    job_seconds: float = 1800.0
+    silence_seconds: float = 120.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What the workers of one run said, by rank, and how they ended."""
+
+    events: Mapping[int, tuple[Event, ...]]
+    exits: Mapping[int, Exit]
+
+
+def new_run_id() -> str:
+    """Unique on every machine that shares the store; sorts by time."""
+    return f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{os.getpid()}-{secrets.token_hex(3)}"
+
+
+def run_plan(
+    plan: Plan,
+    *,
+    purpose: Purpose,
+    environ: Mapping[str, str],
+    directory: Path,
+    limits: Limits,
+    on_event: OnEvent,
+    before_jobs: Callable[[], bool] | None = None,
+) -> Run:
+    """Run every worker of ``plan`` to its end.
+
+    Args:
+        directory: an existing, empty directory for requests, events, gates and logs.
+        environ: the environment that the workers' own variables are laid over.
+        on_event: called with (rank, event) as events arrive, in this thread.
+        before_jobs: called while the workers import torch; jobs begin only when it returned True, else none does.
+
+    Raises:
+        WorkerError: a process could not be started.
+    """
+    run_id = directory.name
+    processes: list[_Process] = []
+    with _reaper(run_id):
+        try:
+            for worker in plan.workers:
+                processes.append(_start(worker, run_id, purpose, environ, directory, before_jobs is not None))
+            if before_jobs is not None:
+                _open_gate(directory / "gate-start", "go" if before_jobs() else "stopped by the parent")
+            _supervise(processes, directory, limits, on_event, {job.id: job.leader for job in plan.jobs})
+        finally:
+            # Whatever ends this block, also a signal: first the groups, then all that left them.
+            for process in processes:
+                process.kill_group()
+            reaper.kill_run(run_id)
+            for process in processes:
+                process.popen.wait()
+                process.read_events(on_event)
+                process.close()
+    return Run(
+        events={p.worker.rank: tuple(p.said) for p in processes}, exits={p.worker.rank: p.ended() for p in processes}
+    )
+
+
+@contextlib.contextmanager
+def _reaper(run_id: str) -> Iterator[None]:
+    """A process that ends the run if this one is killed; see :mod:`flexwarm.reaper`."""
+    popen = subprocess.Popen(
+        [sys.executable, "-I", "-S", reaper.__file__, run_id],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    assert popen.stdin is not None
+    try:
+        yield
+    finally:
+        try:
+            popen.stdin.write(b"done")
+            popen.stdin.close()
+        except BrokenPipeError:
+            pass  # somebody killed the reaper; the run is over and was reaped by us
+        popen.wait()
+
+
+@dataclass(slots=True)
+class _Process:
+    """One worker process and what has been read from it so far."""
+
+    worker: Worker
+    popen: subprocess.Popen[bytes]
+    events_path: Path
+    log: Path
+    said: list[Event] = field(default_factory=list)
+    last_said: float = field(default_factory=time.monotonic)
+    job_started: float | None = None
+    overrun: tuple[End, float] | None = None
+    _file: BinaryIO | None = None
+    _partial: bytes = b""
+
+    def read_events(self, on_event: OnEvent) -> None:
+        """Read the whole lines that have arrived since the last call."""
+        if self._file is None:
+            try:
+                self._file = self.events_path.open("rb")
+            except FileNotFoundError:
+                return  # the worker has not begun yet
+        data = self._partial + self._file.read()
+        *lines, self._partial = data.split(b"\n")
+        for line in lines:
+            try:
+                event = events.from_line(line.decode())
+            except ValueError as error:
+                raise CorruptError(f"{self.events_path} holds a line that is no event: {error}") from error
+            self.last_said = time.monotonic()
+            self._note(event)
+            self.said.append(event)
+            on_event(self.worker.rank, event)
+
+    def _note(self, event: Event) -> None:
+        """Time a job from its first phase after any wait for its leader."""
+        match event:
+            case Progress(job=str(), phase=phase):
+                if phase is Phase.WAIT:
+                    self.job_started = None
+                elif self.job_started is None:
+                    self.job_started = time.monotonic()
+            case JobDone() | JobStopped() | JobFailed():
+                self.job_started = None
+
+    def over_limit(self, limits: Limits) -> tuple[End, float] | None:
+        now = time.monotonic()
+        if self.job_started is not None and now - self.job_started > limits.job_seconds:
+            return End.TIMED_OUT, limits.job_seconds
+        if now - self.last_said > limits.silence_seconds:
+            return End.SILENT, limits.silence_seconds
+        return None
+
+    def end_for(self, overrun: tuple[End, float]) -> None:
+        """End a worker that is past a limit, once it had a moment to write its stacks."""
+        self.overrun = overrun
+        with contextlib.suppress(ProcessLookupError):
+            self.popen.send_signal(signal.SIGCONT)  # a stopped process could not write them
+            self.popen.send_signal(signal.SIGUSR1)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.popen.wait(STACK_DUMP_SECONDS)
+        self.kill_group()
+
+    def kill_group(self) -> None:
+        try:
+            os.killpg(self.popen.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass  # the whole group has ended
+
+    def ended(self) -> Exit:
+        status = self.popen.returncode
+        if self.overrun is not None:
+            end, limit = self.overrun
+            return Exit(end=end, status=status, log=str(self.log), limit_seconds=limit)
+        finished = status == 0 and any(isinstance(event, (Bye, Refused)) for event in self.said)
+        return Exit(end=End.FINISHED if finished else End.DIED, status=status, log=str(self.log))
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+def _start(
+    worker: Worker, run_id: str, purpose: Purpose, environ: Mapping[str, str], directory: Path, gated: bool
+) -> _Process:
+    stem = f"rank-{worker.rank}"
+    events_path, log, request_path = (directory / f"{stem}.{kind}" for kind in ("events.jsonl", "log", "request.json"))
+    request = WorkerRequest(
+        run=run_id,
+        purpose=purpose,
+        rank=worker.rank,
+        parent=os.getpid(),
+        events=str(events_path),
+        jobs=tuple(
+            JobRequest(
+                id=job.id,
+                device=job.device,
+                workload=job.workload,
+                gate=_gate(directory, purpose, job.leader, gated),
+            )
+            for job in worker.jobs
+        ),
+    )
+    request_path.write_text(json.dumps(request.to_json(), indent=1))
+    try:
+        with log.open("wb") as output:
+            popen = subprocess.Popen(
+                [sys.executable, "-m", "flexwarm.worker", str(request_path)],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                # The job's own variables are there before Python starts: Inductor reads its directory when imported.
+                env={**environ, **worker.env, reaper.MARKER: run_id},
+                start_new_session=True,
+            )
+    except OSError as error:
+        raise WorkerError(f"rank {worker.rank} could not be started: {error}") from error
+    return _Process(worker=worker, popen=popen, events_path=events_path, log=log)
+
+
+def _gate(directory: Path, purpose: Purpose, leader: str | None, gated: bool) -> str | None:
+    """The file that a job waits for: while building its leader's, while verifying the parent's."""
+    if purpose is Purpose.BUILD and leader is not None:
+        return str(_leader_gate(directory, leader))
+    return str(directory / "gate-start") if gated else None
+
+
+def _leader_gate(directory: Path, leader: str) -> Path:
+    return directory / f"gate-{leader.replace('/', '_').replace(':', '_')}"
+
+
+def _open_gate(path: Path, answer: str) -> None:
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(answer)
+    os.replace(temporary, path)  # a waiting worker never sees a gate without its answer
+
+
+def _supervise(
+    processes: list[_Process], directory: Path, limits: Limits, on_event: OnEvent, leaders: Mapping[str, str | None]
+) -> None:
+    """Until every worker has ended: read, open gates of leaders that are done, end what is past its limits."""
+    awaited = {leader for leader in leaders.values() if leader is not None}
+    answered: set[str] = set()
+
+    def answer(leader: str, text: str) -> None:
+        if leader in awaited - answered:
+            answered.add(leader)
+            _open_gate(_leader_gate(directory, leader), text)
+
+    def relay(rank: int, event: Event) -> None:
+        match event:
+            case JobDone(job=job):
+                answer(job, "go")
+            case JobFailed(job=job) | JobStopped(job=job):
+                answer(job, f"{job} failed")
+        on_event(rank, event)
+
+    running = list(processes)
+    while running:
+        for process in list(running):
+            status = process.popen.poll()  # before reading: what it wrote before it ended is then read for certain
+            process.read_events(relay)
+            if status is None and (overrun := process.over_limit(limits)) is not None:
+                process.end_for(overrun)
+            elif status is not None:
+                running.remove(process)
+                for job in process.worker.jobs:
+                    answer(job.id, f"{job.id} did not end")  # its followers must not wait for ever
+        if running:
+            time.sleep(POLL_SECONDS)

@@ -1,0 +1,94 @@
+"""Second witness: every compiler that runs, seen where the process is started and where Triton and autotuning report."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from flexwarm.events import Answer, Layer, Lookup
+from flexwarm.observer.recorder import Recorder
+from flexwarm.observer.torch_api import TorchApi
+
+_COMPILER = re.compile(r"(?:[\w.]+-)*(?:g\+\+|gcc|c\+\+|cc|clang\+\+|clang|icpx|icx|icpc|nvcc|cicc|ptxas|hipcc)(?:-[\d.]+)?")
+_SOURCES = (".c", ".cc", ".cpp", ".cxx", ".cu", ".h", ".hpp", ".ptx", ".s", ".o")
+_EVENTS = ("subprocess.Popen", "os.posix_spawn", "os.exec", "os.system")
+
+
+def classify(argv: Sequence[str]) -> str | None:
+    """What a command line compiles: ``cxx``, ``header`` or ``triton``; None if it compiles nothing.
+
+    Asking a compiler for its version and preprocessing with ``-E`` leave nothing behind; torch does both when warm.
+    """
+    if not argv or not _COMPILER.fullmatch(os.path.basename(argv[0])):
+        return None
+    if "-E" in argv or not any(argument.endswith(_SOURCES) for argument in argv[1:]):
+        return None
+    if os.path.basename(argv[0]).startswith("ptxas"):
+        return "triton"
+    return "header" if any("c++-header" in argument or argument.endswith((".gch", ".pch")) for argument in argv) else "cxx"
+
+
+def watch_processes(recorder: Recorder) -> None:
+    """Report each compiler process that this one starts, by Python's audit events: no private name is involved."""
+
+    def hook(event: str, args: tuple[Any, ...]) -> None:
+        if event not in _EVENTS:
+            return
+        argv = _argv(event, args)
+        what = classify(argv)
+        if what:
+            recorder.compiled(what, " ".join(argv)[:400])
+
+    sys.addaudithook(hook)
+
+
+def _argv(event: str, args: tuple[Any, ...]) -> list[str]:
+    raw = args[0] if event == "os.system" else args[1]
+    if isinstance(raw, (str, bytes, os.PathLike)):
+        text = os.fsdecode(raw)
+        try:
+            return shlex.split(text)
+        except ValueError:  # an unbalanced quote: a shell would refuse it as well
+            return text.split()
+    return [os.fsdecode(item) for item in raw]
+
+
+def watch_triton(recorder: Recorder) -> None:
+    """Report Triton's own compiles and cache hits; a listener of the user's keeps its place."""
+    from triton import knobs
+
+    previous = knobs.compilation.listener
+
+    def listener(**report: Any) -> None:
+        if previous is not None:
+            previous(**report)
+        metadata = report.get("metadata") or {}
+        name, key = str(metadata.get("name", "kernel")), str(metadata.get("hash", ""))
+        if report.get("cache_hit"):
+            recorder.emit(
+                Lookup(t=time.time(), job=recorder.job, layer=Layer.TRITON, answer=Answer.HIT, key=key, reason=name)
+            )
+        else:
+            recorder.emit(
+                Lookup(t=time.time(), job=recorder.job, layer=Layer.TRITON, answer=Answer.MISS, key=key, reason=name)
+            )
+            recorder.compiled("triton", name)
+
+    knobs.compilation.listener = listener
+
+
+def watch_autotune(api: TorchApi, recorder: Recorder) -> None:
+    """Report each benchmark of kernel candidates: its winner depends on the moment, so a warm launch has none."""
+    autotuner = api.autotuner()
+    benchmark = autotuner.benchmark_all_configs
+
+    def reporting_benchmark(self: Any, *args: Any, **kwargs: Any) -> Any:
+        recorder.compiled("autotune", str(getattr(self, "inductor_meta", {}).get("kernel_name", "kernel")))
+        return benchmark(self, *args, **kwargs)
+
+    autotuner.benchmark_all_configs = reporting_benchmark

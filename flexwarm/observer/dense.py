@@ -1,0 +1,29 @@
+"""Which attention ran: dense attention is told by its own function being called on real tensors, not by a wrapper's type."""
+
+from __future__ import annotations
+
+import functools
+import time
+import traceback
+from typing import Any
+
+from flexwarm.events import Dense
+from flexwarm.observer.recorder import Recorder
+from flexwarm.observer.torch_api import TorchApi
+
+
+def watch(api: TorchApi, recorder: Recorder) -> None:
+    """Report each call that materialises a score matrix of real numbers."""
+    dense = api.flex_module.math_attention
+
+    @functools.wraps(dense)
+    def reporting_dense(query: Any, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(query, api.fake_tensors):
+            frames = traceback.extract_stack(limit=40)[:-1]
+            lines = [f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in frames if "/torch/" not in frame.filename]
+            recorder.emit(
+                Dense(t=time.time(), job=recorder.job, shape=tuple(int(n) for n in query.shape), stack=tuple(lines[-6:]))
+            )
+        return dense(query, *args, **kwargs)
+
+    setattr(api.flex_module, "math_attention", reporting_dense)

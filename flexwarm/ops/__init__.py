@@ -1,0 +1,1 @@
+"""One file a verb: takes values, returns a frozen result, prints nothing."""

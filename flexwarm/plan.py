@@ -1,0 +1,215 @@
+"""Spec x topology: which process runs which job, with which environment, and who waits for whom. Pure and printable."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from flexwarm import canonical, environment
+from flexwarm.environment import Effect
+from flexwarm.errors import SpecError
+from flexwarm.spec import Spec, Workload
+from flexwarm.topology import CPU, Role
+
+#: What a launch must set, beside the two cache directories, to use a bucket. Inductor keeps a precompiled C++ header
+#: in the machine's temporary directory, outside of every cache: after a reboot a launch that hits every key would
+#: still compile for seconds. Without the header nothing is compiled outside of the bucket.
+SELF_CONTAINED = {"TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One workload on one lane.
+
+    Attributes:
+        id: unique in the plan and readable: ``workload/role:rank``.
+        device: the device as the job sees it, such as ``cpu`` or ``cuda:0``.
+        subject: digest of what is compiled, and for which device index.
+        share: digest of the subject and the environment that enters keys: equal shares have equal keys.
+        leader: the job that compiles this share first, or None when this job is it.
+    """
+
+    id: str
+    workload: Workload
+    role: str
+    rank: int
+    lane: int
+    device: str
+    subject: str
+    share: str
+    leader: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    """One process of the plan.
+
+    Attributes:
+        physical: the machine's own name of the device, such as ``cuda:5``.
+        env: the variables that differ from the parent's environment; None removes a variable.
+    """
+
+    rank: int
+    local_rank: int
+    role: str
+    physical: str
+    device: str
+    env: Mapping[str, str]
+    jobs: tuple[Job, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """All processes of a run, in order of rank."""
+
+    workers: tuple[Worker, ...]
+
+    @property
+    def jobs(self) -> tuple[Job, ...]:
+        return tuple(job for worker in self.workers for job in worker.jobs)
+
+
+def bucket_environment(bucket_path: str) -> dict[str, str]:
+    """The variables with which any Python process uses the bucket at ``bucket_path`` (an absolute path)."""
+    return {
+        "TORCHINDUCTOR_CACHE_DIR": posixpath.join(bucket_path, "inductor"),
+        # One directory for all devices: Inductor would make one for each index, and compile each kernel again.
+        "TRITON_CACHE_DIR": posixpath.join(bucket_path, "triton"),
+        **SELF_CONTAINED,
+    }
+
+
+def make_plan(spec: Spec, *, environ: Mapping[str, str], bucket_path: str, cores: int) -> Plan:
+    """The plan of a spec.
+
+    Args:
+        spec: a spec whose shapes fit.
+        environ: the environment that the workers inherit.
+        bucket_path: absolute path of the bucket.
+        cores: processor cores that compile workers may use, all ranks together.
+
+    Raises:
+        SpecError: a role's environment moves or disables the caches.
+    """
+    for role in spec.roles:
+        _check_environment(role)
+    world = sum(role.processes for role in spec.roles)
+    leaders: dict[str, str] = {}
+    workers: list[Worker] = []
+    for role in spec.roles:
+        for process in range(role.processes):
+            workers.append(_make_worker(spec, role, process, len(workers), world, environ, bucket_path, leaders))
+    leading = sum(any(job.leader is None for job in worker.jobs) for worker in workers)
+    threads = str(max(1, cores // max(1, leading)))
+    return Plan(workers=tuple(_with_compile_threads(worker, environ, threads) for worker in workers))
+
+
+def _make_worker(
+    spec: Spec,
+    role: Role,
+    process: int,
+    rank: int,
+    world: int,
+    environ: Mapping[str, str],
+    bucket_path: str,
+    leaders: dict[str, str],
+) -> Worker:
+    physical = role.device(process)
+    device = "cuda:0" if role.isolate else physical
+    env = {
+        **_rank_variables(role, process, rank, world),
+        **_thread_default(role, environ),
+        **_visible_devices(role, physical, environ),
+        **bucket_environment(bucket_path),
+        **role.env,
+    }
+    # A bucket's own path is no part of what is compiled: the same bucket may lie elsewhere tomorrow.
+    key_env = {
+        name: value
+        for name, value in environment.relevant({**environ, **env}).items()
+        if environment.effect(name) is Effect.KEY
+    }
+    jobs = []
+    for workload in spec.workloads_of(role):
+        subject = canonical.digest({"workload": workload.subject(), "device": device})
+        share = canonical.digest({"subject": subject, "env": key_env})
+        job_id = f"{workload.name}/{role.name}:{rank}"
+        leader = leaders.setdefault(share, job_id)
+        jobs.append(
+            Job(
+                id=job_id,
+                workload=workload,
+                role=role.name,
+                rank=rank,
+                lane=0,
+                device=device,
+                subject=subject,
+                share=share,
+                leader=None if leader == job_id else leader,
+            )
+        )
+    return Worker(
+        rank=rank, local_rank=process, role=role.name, physical=physical, device=device, env=env, jobs=tuple(jobs)
+    )
+
+
+def _rank_variables(role: Role, process: int, rank: int, world: int) -> dict[str, str]:
+    """As torchrun sets them for one node; roles are counted one after another."""
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(process),
+        "GROUP_RANK": "0",
+        "ROLE_RANK": str(process),
+        "ROLE_NAME": role.name,
+        "WORLD_SIZE": str(world),
+        "LOCAL_WORLD_SIZE": str(role.processes),
+        "GROUP_WORLD_SIZE": "1",
+        "ROLE_WORLD_SIZE": str(role.processes),
+    }
+
+
+def _thread_default(role: Role, environ: Mapping[str, str]) -> dict[str, str]:
+    """torchrun sets OMP_NUM_THREADS to 1 where it is unset and there are several processes; on CPU it is in the key."""
+    if role.processes > 1 and "OMP_NUM_THREADS" not in environ:
+        return {"OMP_NUM_THREADS": "1"}
+    return {}
+
+
+def _visible_devices(role: Role, physical: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """Isolation hides the other devices; names that are already in CUDA_VISIBLE_DEVICES are kept as they are."""
+    if not role.isolate or physical == CPU:
+        return {}
+    index = int(physical.partition(":")[2])
+    names = [name.strip() for name in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
+    if names and index >= len(names):
+        raise SpecError(
+            f"role {role.name!r}: devices: cuda:{index} is not visible, CUDA_VISIBLE_DEVICES has {len(names)} devices"
+        )
+    return {"CUDA_VISIBLE_DEVICES": names[index] if names else str(index)}
+
+
+def _with_compile_threads(worker: Worker, environ: Mapping[str, str], threads: str) -> Worker:
+    """Compile workers are budgeted for the host: torch's own default is up to 32 for every rank."""
+    name = "TORCHINDUCTOR_COMPILE_THREADS"
+    if name in environ or name in worker.env:
+        return worker
+    return Worker(
+        rank=worker.rank,
+        local_rank=worker.local_rank,
+        role=worker.role,
+        physical=worker.physical,
+        device=worker.device,
+        env={**worker.env, name: threads},
+        jobs=worker.jobs,
+    )
+
+
+def _check_environment(role: Role) -> None:
+    for name in role.env:
+        if environment.effect(name) is Effect.MOVES:
+            raise SpecError(
+                f"role {role.name!r}: env.{name}: would move the cache out of the bucket", "leave it out; flexwarm sets it"
+            )
+    for name in environment.disabling(role.env):
+        raise SpecError(f"role {role.name!r}: env.{name}: turns a cache off, so nothing could be warm", "leave it out")

@@ -1,0 +1,149 @@
+"""The fold of a run's events: what each job and each worker did, with nothing judged yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from flexwarm.canonical import StrEnum
+from flexwarm.events import (
+    Answer,
+    Bye,
+    Compiled,
+    Dense,
+    Event,
+    Hello,
+    JobDone,
+    JobFailed,
+    JobStopped,
+    Layer,
+    Lookup,
+    Phase,
+    Progress,
+    Refused,
+    ShapeDone,
+)
+from flexwarm.plan import Job, Plan
+
+
+class End(StrEnum):
+    """How a worker process came to its end."""
+
+    FINISHED = "finished"  # said bye, or said why it refused
+    DIED = "died"  # ended by itself without saying so: a signal or an exit
+    TIMED_OUT = "timed_out"  # a job ran past its limit; we ended it
+    SILENT = "silent"  # the interpreter stopped running; we ended it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exit:
+    """The end of one worker. ``status``: its exit status, or minus the signal that ended it."""
+
+    end: End
+    status: int
+    log: str
+    limit_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRecord:
+    """What one job did, in order of time."""
+
+    job: Job
+    phase: Phase | None
+    lookups: tuple[Lookup, ...]
+    compiled: tuple[Compiled, ...]
+    dense: tuple[Dense, ...]
+    shapes: tuple[ShapeDone, ...]
+    end: JobDone | JobStopped | JobFailed | None
+
+    @property
+    def ran_to_end(self) -> bool:
+        """Every shape was called and checked, and the job said that it was done."""
+        return isinstance(self.end, JobDone) and len(self.shapes) == len(self.job.workload.shapes)
+
+    @property
+    def keys(self) -> frozenset[tuple[str, str]]:
+        """(layer, key) of each lookup of the two graph caches."""
+        return frozenset((x.layer.value, x.key) for x in self.lookups if x.layer is not Layer.TRITON and x.key)
+
+    def answers(self, answer: Answer) -> tuple[Lookup, ...]:
+        return tuple(lookup for lookup in self.lookups if lookup.answer is answer)
+
+    @property
+    def first_seconds(self) -> float | None:
+        """Seconds of the first call of each shape together, compiling or loading included."""
+        return sum(shape.first_seconds for shape in self.shapes) if self.shapes else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerRecord:
+    """What one worker did."""
+
+    rank: int
+    hello: Hello | None
+    refused: Refused | None
+    said_bye: bool
+    exit: Exit | None
+    stray_compiles: tuple[Compiled, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """One run."""
+
+    workers: tuple[WorkerRecord, ...]
+    jobs: Mapping[str, JobRecord]
+
+    def worker_of(self, job: Job) -> WorkerRecord:
+        return next(worker for worker in self.workers if worker.rank == job.rank)
+
+
+def fold(plan: Plan, events: Mapping[int, Sequence[Event]], exits: Mapping[int, Exit]) -> Record:
+    """The record of a run.
+
+    Args:
+        events: by rank, in the order in which the worker wrote them.
+        exits: by rank; a rank that never started has none.
+    """
+    jobs: dict[str, JobRecord] = {}
+    workers = []
+    for worker in plan.workers:
+        said = events.get(worker.rank, ())
+        workers.append(_fold_worker(worker.rank, said, exits.get(worker.rank)))
+        for job in worker.jobs:
+            jobs[job.id] = _fold_job(job, [e for e in said if getattr(e, "job", None) == job.id])
+    return Record(workers=tuple(workers), jobs=jobs)
+
+
+def _fold_worker(rank: int, said: Sequence[Event], exit: Exit | None) -> WorkerRecord:
+    return WorkerRecord(
+        rank=rank,
+        hello=_last(Hello, said),
+        refused=_last(Refused, said),
+        said_bye=_last(Bye, said) is not None,
+        exit=exit,
+        stray_compiles=tuple(e for e in said if isinstance(e, Compiled) and e.job is None),
+    )
+
+
+def _fold_job(job: Job, said: Sequence[Event]) -> JobRecord:
+    progress = _last(Progress, said)
+    ends = [e for e in said if isinstance(e, (JobDone, JobStopped, JobFailed))]
+    return JobRecord(
+        job=job,
+        phase=progress.phase if progress else None,
+        lookups=tuple(e for e in said if isinstance(e, Lookup)),
+        compiled=tuple(e for e in said if isinstance(e, Compiled)),
+        dense=tuple(e for e in said if isinstance(e, Dense)),
+        shapes=tuple(e for e in said if isinstance(e, ShapeDone)),
+        end=ends[-1] if ends else None,
+    )
+
+
+def _last(kind: type, said: Iterable[Event]):  # type: ignore[no-untyped-def]
+    found = None
+    for event in said:
+        if isinstance(event, kind):
+            found = event
+    return found

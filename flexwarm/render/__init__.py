@@ -1,0 +1,1 @@
+"""Results as text: for people with rich; never a decision."""

@@ -1,0 +1,89 @@
+"""The plan and the result of ``clean`` for people; fits 60 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
+
+from flexwarm.ops.clean import Action, Plan, Step
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_HEADINGS: Final = {
+    (Action.DELETE, False): "to delete",
+    (Action.DELETE, True): "deleted",
+    (Action.KEEP, False): "to keep",
+    (Action.KEEP, True): "kept",
+    (Action.SKIP, False): "to skip",
+    (Action.SKIP, True): "skipped",
+}
+
+
+def render(plan: Plan, *, done: bool, now_unix: float) -> None:
+    """Print the plan to standard output; ``done`` says that it has been carried out."""
+    from rich.console import Console
+
+    console = Console(highlight=False, markup=False, emoji=False)
+    for action in (Action.DELETE, Action.SKIP, Action.KEEP):
+        steps = plan.having(action)
+        if not steps:
+            continue
+        console.print(f"{_HEADINGS[action, done]}:", style="bold")
+        console.print(_table(steps, now_unix))
+        for step in steps:
+            if step.usage.holder:
+                console.print(f"  {step.usage.bucket} is held by {step.usage.holder}")
+    if plan.leftovers:
+        console.print(f"{'removed' if done else 'to remove'}: {_count(len(plan.leftovers), 'leftover tree')} of earlier runs")
+    console.print(summary(plan, done=done))
+
+
+def summary(plan: Plan, *, done: bool) -> str:
+    """The one line that says what it comes to."""
+    skipped = len(plan.having(Action.SKIP))
+    tail = f"; {_count(skipped, 'bucket')} skipped" if skipped else ""
+    if plan.deletes_nothing:
+        return f"nothing to delete{tail}"
+    deleted = _count(len(plan.having(Action.DELETE)), "bucket")
+    size = size_text(plan.freed_bytes)
+    return f"freed {size}: {deleted} deleted{tail}" if done else f"would free {size}: {deleted} to delete{tail}"
+
+
+def _table(steps: Iterable[Step], now_unix: float) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), collapse_padding=True)
+    table.add_column("bucket", overflow="fold", min_width=20)
+    table.add_column("size", justify="right", overflow="fold")
+    table.add_column("files", justify="right", overflow="fold")
+    table.add_column("last use", justify="right", overflow="fold")
+    table.add_column("why", overflow="fold")
+    for step in steps:
+        usage = step.usage
+        age = "unknown" if usage.last_use_unix is None else age_text(now_unix - usage.last_use_unix)
+        table.add_row(usage.bucket, size_text(usage.size_bytes), str(usage.files), age, step.reason.value)
+    return table
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def size_text(size_bytes: int) -> str:
+    """Bytes with a unit of 1024, at most 7 columns up to a terabyte: ``353.1 M`` as ``du -h`` counts."""
+    value = float(size_bytes)
+    for unit in ("B", "K", "M", "G"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} T"
+
+
+def age_text(seconds: float) -> str:
+    """How long ago, in the largest unit that gives at least 2, or ``now``."""
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds // length:.0f} {unit} ago"
+    return f"{seconds:.0f} s ago" if seconds >= 1 else "now"

@@ -1,0 +1,370 @@
+"""The user's file as values: workloads and topology. Says what is wrong with it before anything else happens."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from flexwarm import catalogue
+from flexwarm.canonical import StrEnum, plain
+from flexwarm.errors import SpecError
+from flexwarm.tables import Table, kind_of, suggestion
+from flexwarm.topology import Role, check_unique, read_role
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+SCHEMA = 1
+
+#: Dynamo's default for how often one function is recompiled before it runs uncompiled (torch 2.9 to 2.14).
+RECOMPILE_LIMIT = 8
+
+
+class Dtype(StrEnum):
+    """Element types that flex_attention takes."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+
+class CallSite(StrEnum):
+    """How training reaches the call: the nesting is part of what is traced, so of the key."""
+
+    COMPILED = "compiled"  # torch.compile(flex_attention)(...)
+    MODULE = "module"  # torch.compile(module), whose forward calls flex_attention
+    CHECKPOINT = "checkpoint"  # a compiled module that checkpoints the call
+    SELECTIVE_CHECKPOINT = "selective_checkpoint"  # the same with a selective checkpoint policy
+
+
+class Layout(StrEnum):
+    """Memory order of q, k and v: strides are part of the key."""
+
+    BHSD = "bhsd"  # contiguous as (batch, heads, length, head_dim)
+    BSHD = "bshd"  # made as (batch, length, heads, head_dim) and transposed, as after a projection
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Function:
+    """A mask or score function.
+
+    Attributes:
+        name: a builtin's name, or ``module:attribute``.
+        args: arguments of a builtin or of the user's factory; None where the attribute is the function itself.
+    """
+
+    name: str
+    args: Mapping[str, Any] | None = None
+
+    @property
+    def is_builtin(self) -> bool:
+        return ":" not in self.name
+
+    @property
+    def module(self) -> str:
+        return self.name.partition(":")[0]
+
+    @property
+    def attribute(self) -> str:
+        return self.name.partition(":")[2]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """One point of a workload's grid. Lengths in tokens; q is (batch, q_heads, q_len, head_dim)."""
+
+    batch: int
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    q_len: int
+    kv_len: int
+    dtype: Dtype
+
+    def __str__(self) -> str:
+        heads = str(self.q_heads) if self.q_heads == self.kv_heads else f"{self.q_heads}/{self.kv_heads}"
+        lengths = str(self.q_len) if self.q_len == self.kv_len else f"{self.q_len}x{self.kv_len}"
+        return f"{self.batch}x{heads}x{lengths}x{self.head_dim} {self.dtype.value}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compile:
+    """Arguments of ``torch.compile`` at the call site."""
+
+    dynamic: bool | None = None
+    mode: str | None = None
+    fullgraph: bool = False
+    options: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """One attention call as training makes it; its grid is called in order through one compiled function.
+
+    Attributes:
+        roles: names of the roles that make this call; all when empty.
+        calls: calls of the compiled function for each shape, as layers make them.
+        compile_mask: the block mask is made by ``torch.compile(create_block_mask)``.
+        recompile_limit: what the training code sets ``torch._dynamo.config.recompile_limit`` to.
+        scale: score scale; 1 / sqrt(head_dim) when None.
+    """
+
+    name: str
+    roles: tuple[str, ...]
+    mask: Function | None
+    score: Function | None
+    shapes: tuple[Shape, ...]
+    grad: bool
+    calls: int
+    call_site: CallSite
+    layout: Layout
+    compile: Compile
+    compile_mask: bool
+    kernel_options: Mapping[str, Any] | None
+    recompile_limit: int
+    scale: float | None
+
+    def subject(self) -> dict[str, Any]:
+        """What is compiled, as data: everything but names."""
+        data: dict[str, Any] = plain(self)
+        for key in ("name", "roles"):
+            del data[key]
+        return data
+
+    @property
+    def functions(self) -> tuple[tuple[str, Function], ...]:
+        """The key in the spec and the function, of those that are there."""
+        pairs = (("mask_mod", self.mask), ("score_mod", self.score))
+        return tuple((key, function) for key, function in pairs if function is not None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """A spec file as a value; shapes fit, names exist, nothing was looked up outside of the file."""
+
+    roles: tuple[Role, ...]
+    workloads: tuple[Workload, ...]
+
+    def workloads_of(self, role: Role) -> tuple[Workload, ...]:
+        return tuple(w for w in self.workloads if not w.roles or role.name in w.roles)
+
+
+def parse(text: str, source: str) -> Spec:
+    """The spec in ``text``.
+
+    Args:
+        text: TOML, as in the reference page "The spec file".
+        source: the file's name, for messages.
+
+    Raises:
+        SpecError: the first thing that is wrong, with table and key.
+    """
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise SpecError(f"{source} is not TOML: {error}") from error
+    top = Table(data, source)
+    schema = top.integer("schema", 0, minimum=0)
+    if schema != SCHEMA:
+        problem = f"{schema} is not known" if top.has("schema") else "is missing"
+        top.fail("schema", problem, f"write schema = {SCHEMA} as the first line")
+    roles = tuple(
+        read_role(item, f"role[{number}]") for number, item in enumerate(_list_of_tables(top, "role"), 1)
+    ) or (Role(name="default", env={}),)
+    check_unique([role.name for role in roles], "role")
+    workloads = tuple(
+        _read_workload(item, f"workload[{number}]") for number, item in enumerate(_list_of_tables(top, "workload"), 1)
+    )
+    top.finish()
+    if not workloads:
+        top.fail("workload", "there is none, so there is nothing to compile", "add a [[workload]] table")
+    check_unique([workload.name for workload in workloads], "workload")
+    spec = Spec(roles=roles, workloads=workloads)
+    _check_roles(spec)
+    return spec
+
+
+def _list_of_tables(top: Table, key: str) -> list[Any]:
+    top._known.append(key)
+    value = top.data.get(key, [])
+    if not isinstance(value, list):
+        top.fail(key, f"expected [[{key}]] tables, found {kind_of(value)}", f"write [[{key}]] with two brackets")
+    return value
+
+
+def _check_roles(spec: Spec) -> None:
+    names = [role.name for role in spec.roles]
+    for workload in spec.workloads:
+        for name in workload.roles:
+            if name not in names:
+                raise SpecError(
+                    f"workload {workload.name!r}: roles: there is no role {name!r}",
+                    suggestion(name, names) or f"roles of this spec: {', '.join(names)}",
+                )
+    for role in spec.roles:
+        workloads = spec.workloads_of(role)
+        if not workloads:
+            raise SpecError(f"role {role.name!r}: no workload names it", f'add roles = ["{role.name}"] to a workload')
+        for workload in workloads:
+            if workload.grad and role.uses_cpu:
+                raise SpecError(
+                    f"workload {workload.name!r}: grad: flex_attention has no backward on the cpu, "
+                    f"where role {role.name!r} runs",
+                    'say grad = false, or give the role devices = "cuda:0"',
+                )
+
+
+def _read_workload(data: Any, label: str) -> Workload:
+    table = Table(data, label)
+    name = table.require_text("name")
+    table.label = f"workload {name!r}"
+    if table.has("step"):
+        table.fail("step", "step functions are not supported by this version", "describe the attention calls instead")
+    mask = _read_function(table, "mask_mod", "mask_args", catalogue.MASKS)
+    score = _read_function(table, "score_mod", "score_args", catalogue.SCORES)
+    shapes = _read_shapes(table)
+    mask_lengths = tuple(table.optional_integer(key) for key in ("mask_q_len", "mask_kv_len"))
+    compile_options = _read_compile(table.table("compile") or {}, f"workload {name!r}: compile")
+    workload = Workload(
+        name=name,
+        roles=table.texts("roles") or (),
+        mask=mask,
+        score=score,
+        shapes=shapes,
+        grad=table.flag("grad", False),
+        calls=table.integer("calls", 1),
+        call_site=table.choice("call_site", CallSite, CallSite.COMPILED),
+        layout=table.choice("layout", Layout, Layout.BHSD),
+        compile=compile_options,
+        compile_mask=table.flag("compile_mask", False),
+        kernel_options=_scalars(table, "kernel_options"),
+        recompile_limit=table.integer("recompile_limit", RECOMPILE_LIMIT),
+        scale=table.optional_number("scale"),
+    )
+    table.finish()
+    _check_shapes(table, workload, mask_lengths)
+    _check_call(table, workload)
+    return workload
+
+
+def _read_function(
+    table: Table, key: str, args_key: str, builtins: Mapping[str, catalogue.Builtin]
+) -> Function | None:
+    name, args = table.text(key), table.table(args_key)
+    if name is None:
+        if args is not None:
+            table.fail(args_key, f"there is no {key} that it could belong to")
+        return None
+    if ":" in name:
+        module, _, attribute = name.partition(":")
+        if not all(part.isidentifier() for part in module.split(".")) or not attribute.isidentifier():
+            table.fail(key, f"{name!r} is not of the form module:attribute")
+        return Function(name=name, args=args)
+    builtin = builtins.get(name)
+    if builtin is None:
+        known = f"builtins: {', '.join(builtins)}; anything else is written module:attribute"
+        table.fail(key, f"{name!r} is not a builtin", suggestion(name, list(builtins)) or known)
+    problem = catalogue.argument_problem(builtin, args or {})
+    if problem:
+        table.fail(args_key, f"{name}: {problem}")
+    return Function(name=name, args=args or {})
+
+
+def _read_shapes(table: Table) -> tuple[Shape, ...]:
+    q_heads = table.integers("q_heads", None)
+    kv_heads = table.integers("kv_heads", None) if table.has("kv_heads") else None
+    head_dim, q_len = table.integers("head_dim", None), table.integers("q_len", None)
+    kv_len = table.integers("kv_len", None) if table.has("kv_len") else None
+    if kv_heads is None or kv_len is None:
+        table._known += ["kv_heads", "kv_len"]
+    batch = table.integers("batch", [1])
+    names = table.texts("dtype") or (Dtype.BFLOAT16.value,)
+    dtypes = []
+    for text in names:
+        try:
+            dtypes.append(Dtype(text))
+        except ValueError:
+            table.fail("dtype", f"{text!r} is not one of {', '.join(d.value for d in Dtype)}")
+    return tuple(
+        Shape(batch=b, q_heads=hq, kv_heads=hk, head_dim=d, q_len=lq, kv_len=lk, dtype=t)
+        for t, b, hq, d, lq in product(dtypes, batch, q_heads, head_dim, q_len)
+        for hk in (kv_heads or (hq,))
+        for lk in (kv_len or (lq,))
+    )
+
+
+def _read_compile(data: Mapping[str, Any], label: str) -> Compile:
+    table = Table(data, label)
+    value = Compile(
+        dynamic=table.optional_flag("dynamic"),
+        mode=table.text("mode"),
+        fullgraph=table.flag("fullgraph", False),
+        options=_scalars(table, "options"),
+    )
+    table.finish()
+    if value.mode and value.options:
+        table.fail("options", "torch.compile takes mode or options, not both")
+    return value
+
+
+def _scalars(table: Table, key: str) -> dict[str, Any] | None:
+    value = table.table(key)
+    for name, item in (value or {}).items():
+        if not isinstance(item, (bool, int, float, str)):
+            table.fail(f"{key}.{name}", f"expected a number, text, true or false, found {kind_of(item)}")
+    return value
+
+
+def _check_shapes(table: Table, workload: Workload, mask_lengths: tuple[int | None, ...]) -> None:
+    for shape in workload.shapes:
+        if shape.q_heads % shape.kv_heads:
+            table.fail(
+                "kv_heads",
+                f"q_heads = {shape.q_heads} cannot be shared by kv_heads = {shape.kv_heads}",
+                "grouped-query attention needs q_heads to be a multiple of kv_heads",
+            )
+        for made, key, called in zip(mask_lengths, ("q_len", "kv_len"), (shape.q_len, shape.kv_len), strict=True):
+            if made is not None and made != called:
+                table.fail(
+                    f"mask_{key}",
+                    f"the mask is built for {made}, the call has {key} = {called}",
+                    "build the mask for the lengths of the call",
+                )
+        if workload.mask and workload.mask.is_builtin:
+            check = catalogue.MASKS[workload.mask.name].check
+            problem = check(shape.q_len, shape.kv_len, workload.mask.args or {}) if check else None
+            if problem:
+                table.fail("mask_args", f"{workload.mask.name}: {problem}")
+
+
+def _check_call(table: Table, workload: Workload) -> None:
+    variants = len(workload.shapes)
+    if workload.compile.dynamic is False and variants > workload.recompile_limit:
+        table.fail(
+            "q_len" if len({shape.q_len for shape in workload.shapes}) > 1 else "compile.dynamic",
+            f"{variants} variants with dynamic = false, but Dynamo compiles one function at most "
+            f"{workload.recompile_limit} times and then runs dense attention",
+            "use dynamic = true, fewer variants, or set recompile_limit as the training code does",
+        )
+    if workload.call_site in (CallSite.CHECKPOINT, CallSite.SELECTIVE_CHECKPOINT) and not workload.grad:
+        table.fail("call_site", f"{workload.call_site.value!r} recomputes in the backward, so it needs grad = true")
+
+
+def workload_from_json(data: Mapping[str, Any]) -> Workload:
+    """Inverse of :func:`flexwarm.canonical.plain` on a workload; for the worker, which reads it from its request."""
+
+    def function(item: Mapping[str, Any] | None) -> Function | None:
+        return None if item is None else Function(name=item["name"], args=item["args"])
+
+    fields = dict(data)
+    fields["roles"] = tuple(data["roles"])
+    fields["mask"], fields["score"] = function(data["mask"]), function(data["score"])
+    fields["shapes"] = tuple(Shape(**{**shape, "dtype": Dtype(shape["dtype"])}) for shape in data["shapes"])
+    fields["call_site"], fields["layout"] = CallSite(data["call_site"]), Layout(data["layout"])
+    fields["compile"] = Compile(**data["compile"])
+    return Workload(**fields)

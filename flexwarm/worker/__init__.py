@@ -1,0 +1,1 @@
+"""The child process of one rank. The parent never imports this package."""

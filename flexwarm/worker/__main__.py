@@ -1,0 +1,143 @@
+"""``python -m flexwarm.worker REQUEST``: one rank. Says everything in its event file; its exit status is 0 when it said bye."""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import json
+import os
+import platform
+import signal
+import socket
+import sys
+import time
+import traceback
+from pathlib import Path
+
+from flexwarm import canonical
+from flexwarm.errors import FlexwarmError
+from flexwarm.events import Bye, Hello, JobDone, JobFailed, JobStopped, Phase, Refused
+from flexwarm.observer.recorder import Recorder, StopAtMiss
+from flexwarm.request import JobRequest, WorkerRequest
+
+_PR_SET_PDEATHSIG = 1
+HEARTBEAT_SECONDS = 5.0
+GATE_POLL_SECONDS = 0.01
+
+
+def die_with_parent(parent: int) -> None:
+    """Ask the kernel to kill this process when its parent dies, however it dies."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the call above
+        os._exit(0)
+
+
+def wait_for_gate(path: str) -> str:
+    """The text of the gate file once it is there: ``go``, or why the job cannot run. The parent bounds the wait."""
+    while True:
+        try:
+            return Path(path).read_text()
+        except FileNotFoundError:
+            time.sleep(GATE_POLL_SECONDS)
+
+
+def run_worker(request: WorkerRequest, recorder: Recorder) -> None:
+    recorder.phase(Phase.IMPORT)
+    started = time.perf_counter()
+    import torch
+
+    from flexwarm.observer import caches, compilers, dense
+    from flexwarm.observer.torch_api import resolve
+    from flexwarm.worker import attention
+
+    api = resolve()
+    compilers.watch_processes(recorder)
+    caches.watch(api, recorder)
+    dense.watch(api, recorder)
+    if any(job.device != "cpu" for job in request.jobs):
+        compilers.watch_triton(recorder)
+        compilers.watch_autotune(api, recorder)
+    config = {name: repr(value) for name, value in api.inductor_config.save_config_portable().items()}
+    recorder.emit(
+        Hello(
+            t=time.time(),
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            components={
+                "torch.version": torch.__version__,
+                "torch.git": str(torch.version.git_version),
+                "torch.cuda": str(torch.version.cuda or "none"),
+                "python.version": platform.python_version(),
+                "cpu.capability": torch.backends.cpu.get_cpu_capability(),
+            },
+            config_digest=canonical.digest(config),
+            config=config,
+            import_seconds=time.perf_counter() - started,
+        )
+    )
+    for job in request.jobs:
+        recorder.job = job.id
+        if job.gate is not None:
+            recorder.phase(Phase.WAIT)
+            answer = wait_for_gate(job.gate)
+            if answer != "go":
+                continue
+        # A workload is one call site of its own: what Dynamo learnt from the one before must not shape its graphs.
+        api.reset()
+        api.dynamo_config.recompile_limit = job.workload.recompile_limit
+        before, started = caches.read_counters(api), time.perf_counter()
+        recorder.stopped = False
+        try:
+            attention.run(job.workload, job.device, recorder)
+        except StopAtMiss:
+            _emit_end(JobStopped, job, recorder, caches.counted_since(api, before), started)
+        except Exception as error:
+            _emit_failure(job, recorder, error)
+        else:
+            # A stop that something swallowed is still a stop.
+            kind = JobStopped if recorder.stopped else JobDone
+            _emit_end(kind, job, recorder, caches.counted_since(api, before), started)
+    recorder.job = None
+
+
+def _emit_end(
+    kind: type[JobDone] | type[JobStopped], job: JobRequest, recorder: Recorder, counters: dict[str, int], started: float
+) -> None:
+    recorder.emit(kind(t=time.time(), job=job.id, counters=counters, seconds=time.perf_counter() - started))
+
+
+def _emit_failure(job: JobRequest, recorder: Recorder, error: Exception) -> None:
+    root: BaseException = error
+    while root.__cause__ is not None:
+        root = root.__cause__
+    recorder.emit(
+        JobFailed(
+            t=time.time(),
+            job=job.id,
+            error=type(root).__name__,
+            message=str(root).strip().split("\n")[0][:500],
+            traceback=traceback.format_exc()[-8000:],
+        )
+    )
+
+
+def main() -> int:
+    request = WorkerRequest.from_json(json.loads(Path(sys.argv[1]).read_text()))
+    die_with_parent(request.parent)
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    recorder = Recorder(Path(request.events), request.purpose)
+    recorder.start_heartbeat(HEARTBEAT_SECONDS)
+    try:
+        run_worker(request, recorder)
+    except FlexwarmError as error:
+        recorder.emit(Refused(t=time.time(), message=error.message, hint=error.hint))
+        return 0
+    recorder.emit(Bye(t=time.time()))
+    sys.stdout.flush()
+    # Interpreter teardown with torch loaded takes a noticeable part of a warm start and proves nothing.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
