@@ -103,7 +103,7 @@ def argument_problem(builtin: Builtin, args: Mapping[str, Any]) -> str | None:
         kinds = (int, float) if wanted.kind is float else (wanted.kind,)
         if not isinstance(value, kinds) or isinstance(value, bool):
             return f"{name} must be {wanted.kind.__name__}, found {value!r}"
-        if wanted.minimum is not None and value < wanted.minimum:
+        if wanted.minimum is not None and isinstance(value, (int, float)) and value < wanted.minimum:
             return f"{name} must be at least {wanted.minimum}, found {value}"
     for name, wanted in builtin.arguments.items():
         if wanted.required and name not in args:

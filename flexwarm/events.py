@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Union
+from typing import Any, ClassVar, TypeAlias
 
-from flexwarm.canonical import StrEnum, text
+from flexwarm.canonical import StrEnum, plain, text
 
 
 class Phase(StrEnum):
@@ -185,9 +185,9 @@ class Bye:
     t: float
 
 
-Event = Union[
-    Hello, Progress, Heartbeat, Lookup, Compiled, Dense, ShapeDone, JobDone, JobStopped, JobFailed, Refused, Bye
-]
+Event: TypeAlias = (
+    Hello | Progress | Heartbeat | Lookup | Compiled | Dense | ShapeDone | JobDone | JobStopped | JobFailed | Refused | Bye
+)
 
 _KINDS: dict[str, Any] = {
     kind.KIND: kind
@@ -201,8 +201,7 @@ _TUPLES = {("dense", "shape"), ("dense", "stack")}
 
 def to_line(event: Event) -> str:
     """One line of JSON, with its newline."""
-    fields = {name: getattr(event, name) for name in event.__dataclass_fields__}
-    return text({"event": event.KIND, **fields}) + "\n"
+    return text({"event": event.KIND, **plain(event)}) + "\n"
 
 
 def from_line(line: str) -> Event:

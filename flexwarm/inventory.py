@@ -7,7 +7,7 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -15,7 +15,7 @@ from typing import Final
 from flexwarm.canonical import StrEnum
 from flexwarm.errors import CorruptError
 from flexwarm.files import store_error
-from flexwarm.manifest import FileEntry, Manifest
+from flexwarm.manifest import FILE_PATH, FileEntry, Manifest
 from flexwarm.store import Bucket
 
 #: torch's own lock files: empty, made on a warm run too, and they carry nothing.
@@ -27,14 +27,14 @@ _TEMPORARY: Final = re.compile(r"\.\d+\.\d+\.tmp|tmp\.pid_\d+_.+")
 #: In these, torch tries every file that lies in a key's directory, so a file too many is an entry too many.
 _KEY_DIRECTORY: Final = re.compile(r"inductor/(fxgraph/[^/]+|aotautograd)/[^/]+")
 
-_LISTED_BESIDE_THE_TREES: Final = ("env.json", "fingerprint.json")
+_LISTED_BESIDE_THE_TREES: Final = ("fingerprint.json",)
 _CHUNK_BYTES: Final = 1 << 20
 
 
 def scan(bucket: Bucket) -> tuple[FileEntry, ...]:
     """Every file of the bucket that a manifest lists, in order of path.
 
-    That is all below ``inductor/`` and ``triton/``, and ``fingerprint.json`` and ``env.json``, without torch's locks, other
+    That is all below ``inductor/`` and ``triton/``, and ``fingerprint.json``, without torch's locks, other
     ``*.lock`` files and unfinished writes. Each file is read: what an earlier manifest says of it is a claim, not evidence.
 
     Raises:
@@ -131,6 +131,9 @@ def check(bucket: Bucket, manifest: Manifest, *, deep: bool) -> tuple[Fault, ...
     directories: dict[str, FaultKind | None] = {"": None}
     for entry in manifest.files:
         path = entry.path
+        if not FILE_PATH.fullmatch(path):  # `load` refuses such a manifest, but one of a pack comes from elsewhere
+            faults.append(Fault(path=path, kind=FaultKind.ESCAPES))
+            continue
         parent, _, name = path.rpartition("/")
         if parent not in directories:
             directories[parent] = _directory_fault(root, parent, directories)
@@ -155,9 +158,7 @@ def check(bucket: Bucket, manifest: Manifest, *, deep: bool) -> tuple[Fault, ...
 
 def _directory_fault(root: str, path: str, known: dict[str, FaultKind | None]) -> FaultKind | None:
     """What is wrong with every file in a directory: a link on the way to it leads out of what the manifest vouches for."""
-    parent, _, name = path.rpartition("/")
-    if name in ("", ".", ".."):
-        return FaultKind.ESCAPES  # not from a file that `load` accepted, but a pack's manifest comes from elsewhere
+    parent = path.rpartition("/")[0]
     if parent not in known:
         known[parent] = _directory_fault(root, parent, known)
     if known[parent] is not None:
@@ -183,8 +184,6 @@ def _file_fault(full: str, entry: FileEntry, *, deep: bool) -> FaultKind | None:
         return None if status.st_mtime_ns == entry.mtime_ns else FaultKind.MTIME
     except OSError as error:
         return _fault_of(error)
-    except ValueError:  # a NUL in a path that did not come through `load`
-        return FaultKind.ESCAPES
 
 
 def _fault_of(error: OSError) -> FaultKind:
@@ -195,6 +194,28 @@ def unlisted(bucket: Bucket, manifest: Manifest) -> tuple[str, ...]:
     """Paths that :func:`scan` would list and the manifest does not, in order."""
     listed = {entry.path for entry in manifest.files}
     return tuple(sorted(path for path, _ in _walk(bucket) if path not in listed and _is_content(path)))
+
+
+def sweep(bucket: Bucket, listed: Set[str]) -> int:
+    """Remove what a build that died left: every file that is not ``listed``, unfinished writes and lock files among them.
+
+    Only for the holder of the bucket's lock, before it starts to compile.
+
+    Returns:
+        How many files that could have been loaded were removed; locks and unfinished writes are not counted.
+    """
+    removed = 0
+    for path, entry in list(_walk(bucket)):
+        if path in listed:
+            continue
+        try:
+            os.unlink(entry.path)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise store_error(error, f"remove {entry.path}") from error
+        removed += _is_content(path)
+    return removed
 
 
 #: Path -> (size in bytes, mtime in ns, inode) of everything below ``inductor/`` and ``triton/`` that is not a directory.

@@ -92,9 +92,7 @@ def run_plan(
                 process.popen.wait()
                 process.read_events(on_event)
                 process.close()
-    return Run(
-        events={p.worker.rank: tuple(p.said) for p in processes}, exits={p.worker.rank: p.ended() for p in processes}
-    )
+    return Run(events={p.worker.rank: tuple(p.said) for p in processes}, exits={p.worker.rank: p.ended() for p in processes})
 
 
 @contextlib.contextmanager
@@ -200,9 +198,7 @@ class _Process:
             self._file.close()
 
 
-def _start(
-    worker: Worker, run_id: str, purpose: Purpose, environ: Mapping[str, str], directory: Path, gated: bool
-) -> _Process:
+def _start(worker: Worker, run_id: str, purpose: Purpose, environ: Mapping[str, str], directory: Path, gated: bool) -> _Process:
     stem = f"rank-{worker.rank}"
     events_path, log, request_path = (directory / f"{stem}.{kind}" for kind in ("events.jsonl", "log", "request.json"))
     request = WorkerRequest(
@@ -232,6 +228,8 @@ def _start(
                 # The job's own variables are there before Python starts: Inductor reads its directory when imported.
                 env={**environ, **worker.env, reaper.MARKER: run_id},
                 start_new_session=True,
+                # With umask 002 torch's directories would be writable by the group, and what they hold is run as code.
+                umask=0o022,
             )
     except OSError as error:
         raise WorkerError(f"rank {worker.rank} could not be started: {error}") from error

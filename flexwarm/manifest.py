@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,7 +20,8 @@ SCHEMA: Final = 1
 #: The layers whose keys a job records.
 LAYERS: Final = ("aot", "fx", "triton")
 
-_PATH: Final = re.compile(r"(inductor|triton)(/(?!\.{1,2}(/|\Z))[^/\0]+)+|env\.json|fingerprint\.json")
+#: A path that a bucket can hold: relative, normal, below one of the two trees or one of the two files beside them.
+FILE_PATH: Final = re.compile(r"(inductor|triton)(/(?!\.{1,2}(/|\Z))[^/\0]+)+|fingerprint\.json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +80,7 @@ class Manifest:
         created_at: UTC, ISO 8601.
         files: in order of path.
         jobs: by share.
+        configs: Inductor's settings by digest, name -> value as text: what a job's ``config_digest`` stands for.
     """
 
     fingerprint: str
@@ -86,6 +88,7 @@ class Manifest:
     flexwarm_version: str
     files: tuple[FileEntry, ...]
     jobs: Mapping[str, JobEntry]
+    configs: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         data: dict[str, Any] = canonical.plain(self)
@@ -107,6 +110,7 @@ class Manifest:
                 flexwarm_version=data["flexwarm_version"],
                 files=tuple([FileEntry(**entry) for entry in data["files"]]),
                 jobs={share: _job_from_json(job) for share, job in data["jobs"].items()},
+                configs={digest: dict(config) for digest, config in data["configs"].items()},
             )
             _refuse_bad_paths(value.files)
         except (TypeError, KeyError, AttributeError) as error:
@@ -120,7 +124,7 @@ def _refuse_bad_paths(files: tuple[FileEntry, ...]) -> None:
     last = ""
     for entry in files:
         path = entry.path
-        if not _PATH.fullmatch(path):
+        if not FILE_PATH.fullmatch(path):
             raise ValueError(f"it lists {path!r}, which is not the path of a file that a bucket holds")
         if path <= last:
             raise ValueError(f"it lists {path!r} twice or out of order")

@@ -125,11 +125,7 @@ def _make_worker(
         **role.env,
     }
     # A bucket's own path is no part of what is compiled: the same bucket may lie elsewhere tomorrow.
-    key_env = {
-        name: value
-        for name, value in environment.relevant({**environ, **env}).items()
-        if environment.effect(name) is Effect.KEY
-    }
+    key_env = environment.key_variables({**environ, **env})
     jobs = []
     for workload in spec.workloads_of(role):
         subject = canonical.digest({"workload": workload.subject(), "device": device})
@@ -149,9 +145,7 @@ def _make_worker(
                 leader=None if leader == job_id else leader,
             )
         )
-    return Worker(
-        rank=rank, local_rank=process, role=role.name, physical=physical, device=device, env=env, jobs=tuple(jobs)
-    )
+    return Worker(rank=rank, local_rank=process, role=role.name, physical=physical, device=device, env=env, jobs=tuple(jobs))
 
 
 def _rank_variables(role: Role, process: int, rank: int, world: int) -> dict[str, str]:

@@ -56,9 +56,7 @@ class WorkerRequest:
         fields = {key: value for key, value in data.items() if key != "schema"}
         fields["purpose"] = Purpose(data["purpose"])
         fields["jobs"] = tuple(
-            JobRequest(
-                id=job["id"], device=job["device"], workload=workload_from_json(job["workload"]), gate=job["gate"]
-            )
+            JobRequest(id=job["id"], device=job["device"], workload=workload_from_json(job["workload"]), gate=job["gate"])
             for job in data["jobs"]
         )
         return cls(**fields)

@@ -173,9 +173,9 @@ def parse(text: str, source: str) -> Spec:
     if schema != SCHEMA:
         problem = f"{schema} is not known" if top.has("schema") else "is missing"
         top.fail("schema", problem, f"write schema = {SCHEMA} as the first line")
-    roles = tuple(
-        read_role(item, f"role[{number}]") for number, item in enumerate(_list_of_tables(top, "role"), 1)
-    ) or (Role(name="default", env={}),)
+    roles = tuple(read_role(item, f"role[{number}]") for number, item in enumerate(_list_of_tables(top, "role"), 1)) or (
+        Role(name="default", env={}),
+    )
     check_unique([role.name for role in roles], "role")
     workloads = tuple(
         _read_workload(item, f"workload[{number}]") for number, item in enumerate(_list_of_tables(top, "workload"), 1)
@@ -252,9 +252,7 @@ def _read_workload(data: Any, label: str) -> Workload:
     return workload
 
 
-def _read_function(
-    table: Table, key: str, args_key: str, builtins: Mapping[str, catalogue.Builtin]
-) -> Function | None:
+def _read_function(table: Table, key: str, args_key: str, builtins: Mapping[str, catalogue.Builtin]) -> Function | None:
     name, args = table.text(key), table.table(args_key)
     if name is None:
         if args is not None:

@@ -87,12 +87,13 @@ class Bucket:
         return self.path / "fingerprint.json"
 
     @property
-    def env(self) -> Path:
-        return self.path / "env.json"
-
-    @property
     def ledger(self) -> Path:
         return self.path / "ledger.jsonl"
+
+    @property
+    def proof(self) -> Path:
+        """What the last full verification proved; ``verify --fast`` rests on it."""
+        return self.path / "proof.json"
 
     @property
     def runs(self) -> Path:

@@ -113,13 +113,19 @@ class Table:
         try:
             return kind(value)
         except ValueError:
-            self.fail(key, f"{value!r} is not one of {', '.join(member.value for member in kind)}", suggestion(value, [m.value for m in kind]))
+            self.fail(
+                key,
+                f"{value!r} is not one of {', '.join(member.value for member in kind)}",
+                suggestion(value, [m.value for m in kind]),
+            )
 
     def finish(self) -> None:
         """Refuse keys that nobody asked for: a misspelt key must not be a silent default."""
         for key in self.data:
             if key not in self._known:
-                self.fail(key, "unknown key", suggestion(key, self._known) or f"known keys: {', '.join(sorted(set(self._known)))}")
+                self.fail(
+                    key, "unknown key", suggestion(key, self._known) or f"known keys: {', '.join(sorted(set(self._known)))}"
+                )
 
 
 def suggestion(word: str, known: Sequence[str]) -> str:

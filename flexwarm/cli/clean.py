@@ -11,13 +11,18 @@ from typing import Final
 
 import click
 
+from flexwarm.cli.options import lock_wait_option
 from flexwarm.cli.session import Session, common_options
 from flexwarm.errors import ExitCode, UsageError
 from flexwarm.ops import clean as op
 from flexwarm.store import Store, default_root
 
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
-_BYTES: Final = {"B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_BYTES: Final = {
+    "B": 1,
+    **{letter: 1000**power for power, letter in enumerate("KMGT", start=1)},
+    **{letter + "i": 1024**power for power, letter in enumerate("KMGT", start=1)},
+}
 _CHOICES: Final = "--all, --stale, --older-than AGE, --max-size SIZE"
 
 
@@ -35,7 +40,7 @@ def quantity(pattern: str, units: Mapping[str, int], example: str) -> Callable[[
 
 
 AGE: Final = quantity("([smhdw])", _SECONDS, "an age such as 12h, 30d or 2w (units: s, m, h, d, w)")
-SIZE: Final = quantity("([BKMGT])(?:i?B)?", _BYTES, "a size such as 500M or 10G (units of 1024: B, K, M, G, T)")
+SIZE: Final = quantity("(B|[KMGT]i?)(?:(?<!B)B)?", _BYTES, "a size such as 500M, 10G or 10GiB")
 
 
 @click.command("clean")
@@ -46,14 +51,7 @@ SIZE: Final = quantity("([BKMGT])(?:i?B)?", _BYTES, "a size such as 500M or 10G 
 @click.option("--max-size", type=SIZE, metavar="SIZE", help="Least recently used first, until the rest fits: 500M, 10G.")
 @click.option("--dry-run", is_flag=True, help="Show the plan; delete nothing.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
-@click.option(
-    "--lock-wait",
-    type=click.FloatRange(min=0, max=86400),
-    default=60.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="How long to wait for another process that holds the store.",
-)
+@lock_wait_option
 def command(
     session: Session,
     everything: bool,
@@ -62,7 +60,7 @@ def command(
     max_size: int | None,
     dry_run: bool,
     yes: bool,
-    lock_wait: float,
+    lock_wait_seconds: float,
 ) -> int:
     """Delete buckets, after showing what goes and what stays.
 
@@ -87,7 +85,7 @@ def command(
         return ExitCode.OK
     # Now that something is to be written, make what is missing: a store copied without its empty directories has no locks.
     store = Store.open(store.root, create=True, trust_shared=session.trust_shared)
-    result = op.execute(store, plan, wait_seconds=lock_wait, notify=session.say)
+    result = op.execute(store, plan, wait_seconds=lock_wait_seconds, notify=session.say)
     _show(session, result, dry_run=False, done=True, now_unix=now_unix)
     return ExitCode.OK
 

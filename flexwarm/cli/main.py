@@ -100,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         # The reader of our output went away (`flexwarm ... | head`): not a fault of the command, and nothing to say it to.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = ExitCode.NOT_WARM
-    except Exception:
+    except Exception:  # noqa: BLE001 - the edge: anything unexpected is our bug, shown with its traceback
         import traceback
 
         traceback.print_exc()

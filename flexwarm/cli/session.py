@@ -101,7 +101,14 @@ def common_options(function: F) -> F:
             callback=keep("format"),
             help="What standard output carries [env: FLEXWARM_FORMAT; default: human].",
         ),
-        click.option("-q", "--quiet", is_flag=True, expose_value=False, callback=keep("verbosity", lambda _: -1), help="Only results and errors."),
+        click.option(
+            "-q",
+            "--quiet",
+            is_flag=True,
+            expose_value=False,
+            callback=keep("verbosity", lambda _: -1),
+            help="Only results and errors.",
+        ),
         click.option("-v", "--verbose", count=True, expose_value=False, callback=keep("verbosity"), help="More detail."),
     ]
     decorated: Any = click.pass_obj(function)

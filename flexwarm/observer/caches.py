@@ -21,9 +21,7 @@ _COUNTED = {
 def read_counters(api: TorchApi) -> dict[str, int]:
     """torch's own counts of each layer since the process began, as ``group.name``."""
     return {
-        f"{group}.{name}": int(api.counters.get(group, {}).get(name, 0))
-        for group, names in _COUNTED.items()
-        for name in names
+        f"{group}.{name}": int(api.counters.get(group, {}).get(name, 0)) for group, names in _COUNTED.items() for name in names
     }
 
 
@@ -115,5 +113,5 @@ def _watch_aot(api: TorchApi, recorder: Recorder) -> None:
             _say(recorder, Layer.AOT, Answer.MISS, _last.key)
         return result
 
-    setattr(api.aot_module, "autograd_cache_key", remembering_key)
+    api.aot_module.autograd_cache_key = remembering_key
     api.aot_cache.try_load = staticmethod(reporting_try_load)

@@ -70,13 +70,9 @@ def watch_triton(recorder: Recorder) -> None:
         metadata = report.get("metadata") or {}
         name, key = str(metadata.get("name", "kernel")), str(metadata.get("hash", ""))
         if report.get("cache_hit"):
-            recorder.emit(
-                Lookup(t=time.time(), job=recorder.job, layer=Layer.TRITON, answer=Answer.HIT, key=key, reason=name)
-            )
+            recorder.emit(Lookup(t=time.time(), job=recorder.job, layer=Layer.TRITON, answer=Answer.HIT, key=key, reason=name))
         else:
-            recorder.emit(
-                Lookup(t=time.time(), job=recorder.job, layer=Layer.TRITON, answer=Answer.MISS, key=key, reason=name)
-            )
+            recorder.emit(Lookup(t=time.time(), job=recorder.job, layer=Layer.TRITON, answer=Answer.MISS, key=key, reason=name))
             recorder.compiled("triton", name)
 
     knobs.compilation.listener = listener

@@ -26,4 +26,4 @@ def watch(api: TorchApi, recorder: Recorder) -> None:
             )
         return dense(query, *args, **kwargs)
 
-    setattr(api.flex_module, "math_attention", reporting_dense)
+    api.flex_module.math_attention = reporting_dense

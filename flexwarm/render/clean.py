@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from flexwarm.ops.clean import Action, Plan, Step
+from flexwarm.render import text
+from flexwarm.render.console import make_console
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -22,9 +24,7 @@ _HEADINGS: Final = {
 
 def render(plan: Plan, *, done: bool, now_unix: float) -> None:
     """Print the plan to standard output; ``done`` says that it has been carried out."""
-    from rich.console import Console
-
-    console = Console(highlight=False, markup=False, emoji=False)
+    console = make_console()
     for action in (Action.DELETE, Action.SKIP, Action.KEEP):
         steps = plan.having(action)
         if not steps:
@@ -33,7 +33,7 @@ def render(plan: Plan, *, done: bool, now_unix: float) -> None:
         console.print(_table(steps, now_unix))
         for step in steps:
             if step.usage.holder:
-                console.print(f"  {step.usage.bucket} is held by {step.usage.holder}")
+                console.print(f"  {step.usage.bucket} is held by {step.usage.holder}", markup=False)
     if plan.leftovers:
         console.print(f"{'removed' if done else 'to remove'}: {_count(len(plan.leftovers), 'leftover tree')} of earlier runs")
     console.print(summary(plan, done=done))
@@ -46,7 +46,7 @@ def summary(plan: Plan, *, done: bool) -> str:
     if plan.deletes_nothing:
         return f"nothing to delete{tail}"
     deleted = _count(len(plan.having(Action.DELETE)), "bucket")
-    size = size_text(plan.freed_bytes)
+    size = text.size(plan.freed_bytes)
     return f"freed {size}: {deleted} deleted{tail}" if done else f"would free {size}: {deleted} to delete{tail}"
 
 
@@ -55,7 +55,7 @@ def _table(steps: Iterable[Step], now_unix: float) -> Table:
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), collapse_padding=True)
-    table.add_column("bucket", overflow="fold", min_width=20)
+    table.add_column("bucket", overflow="fold")
     table.add_column("size", justify="right", overflow="fold")
     table.add_column("files", justify="right", overflow="fold")
     table.add_column("last use", justify="right", overflow="fold")
@@ -63,22 +63,12 @@ def _table(steps: Iterable[Step], now_unix: float) -> Table:
     for step in steps:
         usage = step.usage
         age = "unknown" if usage.last_use_unix is None else age_text(now_unix - usage.last_use_unix)
-        table.add_row(usage.bucket, size_text(usage.size_bytes), str(usage.files), age, step.reason.value)
+        table.add_row(usage.bucket, text.size(usage.size_bytes), str(usage.files), age, step.reason.value)
     return table
 
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def size_text(size_bytes: int) -> str:
-    """Bytes with a unit of 1024, at most 7 columns up to a terabyte: ``353.1 M`` as ``du -h`` counts."""
-    value = float(size_bytes)
-    for unit in ("B", "K", "M", "G"):
-        if value < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} T"
 
 
 def age_text(seconds: float) -> str:

@@ -91,7 +91,7 @@ def run_worker(request: WorkerRequest, recorder: Recorder) -> None:
             attention.run(job.workload, job.device, recorder)
         except StopAtMiss:
             _emit_end(JobStopped, job, recorder, caches.counted_since(api, before), started)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever a job raises is that job's outcome, said in full
             _emit_failure(job, recorder, error)
         else:
             # A stop that something swallowed is still a stop.

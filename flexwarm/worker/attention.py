@@ -17,7 +17,7 @@ from flexwarm.spec import CallSite, Layout, Shape, Workload
 from flexwarm.worker import masks, reference
 
 
-class FlexModule(torch.nn.Module):
+class FlexModule(torch.nn.Module):  # type: ignore[misc] # torch is untyped for us
     """A module whose forward calls flex_attention, plainly or under activation checkpointing."""
 
     def __init__(self, call_site: CallSite) -> None:
@@ -29,21 +29,22 @@ class FlexModule(torch.nn.Module):
 
         attention = partial(flex_attention, **kwargs)
         if self.call_site is CallSite.MODULE:
-            return attention(q, k, v)  # type: ignore[no-any-return]
+            return attention(q, k, v)
         if self.call_site is CallSite.CHECKPOINT:
-            return checkpoint(attention, q, k, v, use_reentrant=False)  # type: ignore[no-any-return]
+            return checkpoint(attention, q, k, v, use_reentrant=False)
         saved = [torch.ops.higher_order.flex_attention]
         contexts = partial(create_selective_checkpoint_contexts, saved)
-        return checkpoint(attention, q, k, v, use_reentrant=False, context_fn=contexts)  # type: ignore[no-any-return]
+        return checkpoint(attention, q, k, v, use_reentrant=False, context_fn=contexts)
 
 
 def compiled_call(workload: Workload) -> Callable[..., Any]:
     """The compiled function that all shapes of the workload are called through, as one call site in training is."""
     options = workload.compile
     target = flex_attention if workload.call_site is CallSite.COMPILED else FlexModule(workload.call_site)
-    return torch.compile(  # type: ignore[no-any-return]
+    compiled: Callable[..., Any] = torch.compile(
         target, dynamic=options.dynamic, mode=options.mode, fullgraph=options.fullgraph, options=_options(workload)
     )
+    return compiled
 
 
 def _options(workload: Workload) -> dict[str, Any] | None:

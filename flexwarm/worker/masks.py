@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -70,7 +71,7 @@ def document(context: Context, *, lengths: list[int] | None = None, documents: i
         assert documents is not None  # the spec has one of the two
         cuts = torch.randperm(context.q_len - 1, generator=context.generator)[: documents - 1].sort().values + 1
         edges = [0, *cuts.tolist(), context.q_len]
-        lengths = [b - a for a, b in zip(edges[:-1], edges[1:], strict=True)]
+        lengths = [b - a for a, b in pairwise(edges)]
     ids = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)).to(context.device)
 
     def mask_mod(b: Any, h: Any, q: Any, kv: Any) -> Any:

@@ -36,7 +36,6 @@ def sample_rows(q_len: int, generator: torch.Generator) -> torch.Tensor:
     return torch.cat([torch.tensor([0, q_len - 1]), inner]).sort().values
 
 
-@torch.no_grad()
 def attention_rows(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -55,7 +54,7 @@ def attention_rows(
     Returns:
         float32 (batch, q_heads, len(rows), head_dim); a row whose keys are all masked is zero, as flex defines it.
     """
-    rows = rows.to(q.device)
+    rows = rows.to(q.device)  # q, k and v are detached, so no graph is kept
     group = q.shape[1] // k.shape[1]
     picked = q[:, :, rows].float()
     keys, values = (tensor.float().repeat_interleave(group, dim=1) for tensor in (k, v))

@@ -33,9 +33,9 @@ class TorchApi:
 
     fx_cache: Any
     aot_cache: Any
-    aot_module: ModuleType
+    aot_module: Any
     counters: Mapping[str, Mapping[str, int]]
-    flex_module: ModuleType
+    flex_module: Any
     fake_tensors: tuple[type, ...]
     inductor_config: Any
     dynamo_config: Any

@@ -1,0 +1,53 @@
+"""``flexwarm build``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from flexwarm.cli.options import limit_options, spec_argument
+from flexwarm.cli.session import Session, common_options
+from flexwarm.launch import Limits
+
+
+@click.command("build", short_help="Compile what a spec needs and is cold; publish it in the bucket.")
+@spec_argument
+@click.option("-n", "--dry-run", is_flag=True, help="Print the plan; start nothing.")
+@click.option("--rebuild", is_flag=True, help="Put a corrupt bucket into quarantine and build anew.")
+@limit_options
+@common_options
+def command(session: Session, spec: Path, dry_run: bool, rebuild: bool, limits: Limits, lock_wait_seconds: float) -> int:
+    """Compile what SPEC needs and is cold, in the layout of the job, and publish it in the bucket.
+
+    Exit 0: everything is stored (verdict "built"), or was there already ("warm"). A failed build publishes nothing.
+    """
+    from flexwarm.ops.build import BuildOptions, build, prepare_build
+    from flexwarm.ops.run import Watcher
+    from flexwarm.render import run as render
+    from flexwarm.render.progress import RunProgress
+
+    options = BuildOptions(
+        spec=spec,
+        root=session.store,
+        trust_shared=session.trust_shared,
+        rebuild=rebuild,
+        limits=limits,
+        lock_wait_seconds=lock_wait_seconds,
+    )
+    if dry_run:
+        prepared = prepare_build(options, dict(os.environ), create=False)
+        if session.json:
+            session.emit_json(render.plan_json(prepared.plan, prepared.bucket.digest))
+        else:
+            render.print_plan(prepared.plan, str(prepared.bucket.path))
+        return 0
+    with RunProgress("build", quiet=session.verbosity < 0) as progress:
+        watcher = Watcher(on_plan=progress.on_plan, on_event=progress.on_event, notify=progress.notify)
+        result = build(options, dict(os.environ), watcher)
+    if session.json:
+        session.emit_json(render.run_json(result))
+    else:
+        render.print_run(result, verbosity=session.verbosity)
+    return int(result.verdict.exit_code)

@@ -1,0 +1,60 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from flexwarm.launch import Limits
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+DEFAULT_SPEC = "flexwarm.toml"
+
+
+def spec_argument(function: F) -> F:
+    """The optional SPEC, ``flexwarm.toml`` here unless given."""
+    return click.argument("spec", type=click.Path(path_type=Path), default=DEFAULT_SPEC, required=False)(function)
+
+
+def lock_wait_option(function: F) -> F:
+    """How long to wait for a lock."""
+    return click.option(
+        "--lock-wait",
+        "lock_wait_seconds",
+        type=click.FloatRange(min=0),
+        default=600.0,
+        show_default=True,
+        envvar="FLEXWARM_LOCK_WAIT",
+        metavar="SECONDS",
+        help="Longest wait for another process's lock.",
+    )(function)
+
+
+def limit_options(function: F) -> F:
+    """Time limits of workers; passed on as ``limits`` beside ``lock_wait_seconds``."""
+    defaults = Limits()
+
+    @wraps(function)
+    def with_limits(*args: Any, job_timeout: float, silence_timeout: float, **kwargs: Any) -> Any:
+        return function(*args, limits=Limits(job_seconds=job_timeout, silence_seconds=silence_timeout), **kwargs)
+
+    decorated: Any = with_limits
+    for name, default, text in (
+        ("--job-timeout", defaults.job_seconds, "Longest time for one job."),
+        ("--silence-timeout", defaults.silence_seconds, "Longest time without a sign of life from a worker."),
+    ):
+        decorated = click.option(
+            name,
+            type=click.FloatRange(min=0, min_open=True),
+            default=default,
+            show_default=True,
+            envvar="FLEXWARM_" + name[2:].upper().replace("-", "_"),
+            metavar="SECONDS",
+            help=text,
+        )(decorated)
+    return lock_wait_option(decorated)  # type: ignore[no-any-return]

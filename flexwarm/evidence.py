@@ -1,0 +1,187 @@
+"""What one record proves and does not prove, reason by reason. Pure."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+
+from flexwarm.events import Answer, JobFailed, JobStopped, Layer
+from flexwarm.plan import Job
+from flexwarm.reasons import Code, Reason
+from flexwarm.record import End, Exit, JobRecord, Record, WorkerRecord
+
+_MISSES = {Layer.AOT: Code.AOT_MISS, Layer.FX: Code.FX_MISS, Layer.TRITON: Code.TRITON_MISS}
+_BYPASSES = {Layer.AOT: Code.AOT_BYPASS, Layer.FX: Code.FX_BYPASS}
+_LAYER_NAMES = {Layer.AOT: "AOTAutograd", Layer.FX: "FX graph", Layer.TRITON: "Triton"}
+
+
+def layer_reasons(record: JobRecord) -> list[Reason]:
+    reasons = []
+    for lookup in record.lookups:
+        name = _LAYER_NAMES[lookup.layer]
+        if lookup.answer is Answer.MISS:
+            detail = f" ({lookup.reason})" if lookup.reason else ""
+            reasons.append(
+                Reason(code=_MISSES[lookup.layer], message=f"{name} key {short(lookup.key)} is not in the bucket{detail}")
+            )
+        elif lookup.answer is Answer.BYPASS:
+            reasons.append(Reason(code=_BYPASSES[lookup.layer], message=f"{name} cache was bypassed: {lookup.reason}"))
+    return reasons
+
+
+def end_reasons(record: JobRecord, worker: WorkerRecord) -> list[Reason]:
+    job = record.job
+    match record.end:
+        case JobFailed() as failed:
+            return [Reason(code=Code.RAISED, message=f"{failed.error}: {failed.message}")]
+        case JobStopped():
+            # Stopped at a miss that no layer reported would be our own fault, and must not be silence.
+            if record.compiled or record.answers(Answer.MISS) or record.answers(Answer.BYPASS):
+                return []
+            return [Reason(code=Code.NO_EVIDENCE, message="the job was stopped, and no layer said why")]
+        case None:
+            return [_missing_end(job, record, worker)]
+        case _:
+            if record.ran_to_end:
+                return []
+            done, planned = len(record.shapes), len(job.workload.shapes)
+            return [Reason(code=Code.NO_EVIDENCE, message=f"only {done} of {planned} shapes were checked")]
+
+
+def _missing_end(job: Job, record: JobRecord, worker: WorkerRecord) -> Reason:
+    exit = worker.exit
+    if worker.refused is not None:
+        return Reason(code=Code.REFUSED, message=worker.refused.message, hint=worker.refused.hint)
+    if exit is None:
+        return Reason(code=Code.NOT_RUN, message="its worker was never started")
+    if exit.end is End.FINISHED and worker.said_bye:
+        leader = job.leader or "the job before it"
+        return Reason(code=Code.LEADER_FAILED, message=f"not run, because {leader} did not compile")
+    where = f"in phase {record.phase.value}" if record.phase else "before it began"
+    hint = f"log: {exit.log}"
+    match exit.end:
+        case End.TIMED_OUT:
+            return Reason(
+                code=Code.TIMED_OUT,
+                message=f"ran past {exit.limit_seconds:g} s {where}; its stacks are in the log",
+                hint=f"{hint}; --job-timeout changes the limit",
+            )
+        case End.SILENT:
+            return Reason(
+                code=Code.SILENT,
+                message=f"said nothing for {exit.limit_seconds:g} s {where}; its stacks are in the log",
+                hint=f"{hint}; --silence-timeout changes the limit",
+            )
+        case _:
+            return Reason(code=Code.CRASHED, message=f"its worker {describe_status(exit)} {where}", hint=hint)
+
+
+def describe_status(exit: Exit) -> str:
+    """``was killed by SIGSEGV`` or ``exited with status 3``."""
+    if exit.status < 0:
+        try:
+            name = signal.Signals(-exit.status).name
+        except ValueError:
+            name = f"signal {-exit.status}"
+        return f"was killed by {name}"
+    return f"exited with status {exit.status}"
+
+
+def key_reasons(record: JobRecord, expected: frozenset[tuple[str, str]]) -> list[Reason]:
+    """The expected keys, each of them, must have hit, and no other may have been asked for."""
+    hits = frozenset((x.layer.value, x.key) for x in record.answers(Answer.HIT) if x.layer is not Layer.TRITON)
+    reasons = []
+    if not hits:
+        return [no_lookups()]
+    for layer, key in sorted(hits - expected):
+        reasons.append(
+            Reason(code=Code.KEY_NOT_LISTED, message=f"{layer} key {short(key)} hit, but no build of this job recorded it")
+        )
+    for layer, key in sorted(expected - hits):
+        reasons.append(
+            Reason(code=Code.KEY_NOT_SEEN, message=f"{layer} key {short(key)} was recorded by the build and not asked for")
+        )
+    counters = record.end.counters if record.end and not isinstance(record.end, JobFailed) else {}
+    for layer, counter in ((Layer.FX, "inductor.fxgraph_cache"), (Layer.AOT, "aot_autograd.autograd_cache")):
+        seen = sum(x.layer is layer for x in record.answers(Answer.HIT))
+        counted = {answer: counters.get(f"{counter}_{answer.value}", 0) for answer in Answer}
+        if counted[Answer.HIT] != seen or counted[Answer.MISS] or counted[Answer.BYPASS]:
+            told = ", ".join(f"{count} {answer.value}" for answer, count in counted.items())
+            reasons.append(
+                Reason(
+                    code=Code.WITNESSES_DISAGREE,
+                    message=f"{seen} {layer.value} lookups were seen to hit, torch's counters say: {told}",
+                )
+            )
+    return reasons
+
+
+def result_reasons(record: JobRecord) -> list[Reason]:
+    reasons = []
+    for done in record.shapes:
+        if not done.agrees:
+            shape = record.job.workload.shapes[done.shape]
+            error = "is not finite" if done.error is None else f"differs by {done.error:.3g}, allowed {done.tolerance:g}"
+            reasons.append(
+                Reason(code=Code.WRONG_RESULT, message=f"{shape}: the result {error} from dense attention in float32")
+            )
+    if record.dense:
+        first = record.dense[0]
+        where = f", called from {first.stack[-1]}" if first.stack else ""
+        reasons.append(
+            Reason(
+                code=Code.DENSE_FALLBACK,
+                message=f"{len(record.dense)} calls materialised the score matrix of a query {first.shape}{where}",
+                hint="call flex_attention through torch.compile and keep within recompile_limit",
+            )
+        )
+    return reasons
+
+
+def no_lookups() -> Reason:
+    return Reason(
+        code=Code.NO_EVIDENCE,
+        message="it ran, and no cache layer was asked for anything",
+        hint="is torch.compile switched off (TORCH_COMPILE_DISABLE, TORCHDYNAMO_DISABLE)?",
+    )
+
+
+def worker_reasons(record: Record, parent_components: Mapping[str, str]) -> list[Reason]:
+    """What belongs to a worker and not to a job: another toolchain than the parent read, compiles outside of jobs."""
+    reasons = []
+    for worker in record.workers:
+        for event in worker.stray_compiles:
+            reasons.append(
+                Reason(code=Code.COMPILED, message=f"rank {worker.rank}: {event.what} compiler started outside of a job")
+            )
+        exit, ended = (
+            worker.exit,
+            all(record.jobs[job].end is not None for job in record.jobs if record.jobs[job].job.rank == worker.rank),
+        )
+        if exit is not None and exit.end is not End.FINISHED and ended:
+            # Every job had said that it was done, so no job's own reason tells of it.
+            reasons.append(
+                Reason(
+                    code=Code.CRASHED,
+                    message=f"rank {worker.rank} {describe_status(exit)} after its last job",
+                    hint=f"log: {exit.log}",
+                )
+            )
+        if worker.hello is None:
+            if any(job.end is not None for job in record.jobs.values() if job.job.rank == worker.rank):
+                reasons.append(Reason(code=Code.NO_EVIDENCE, message=f"rank {worker.rank} never said which torch it runs"))
+            continue
+        for name, seen in worker.hello.components.items():
+            read = parent_components.get(name, "")
+            if read != seen:
+                reasons.append(
+                    Reason(
+                        code=Code.TOOLCHAIN_MISMATCH,
+                        message=f"rank {worker.rank} sees {name} = {seen}, the fingerprint says {read}",
+                    )
+                )
+    return reasons
+
+
+def short(key: str) -> str:
+    return key[:12] + "…" if len(key) > 12 else key

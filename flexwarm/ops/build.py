@@ -1,0 +1,224 @@
+"""Compile what is cold, once, and publish it: the manifest is written last and only when every job succeeded."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from flexwarm import __version__, canonical, entries, environment, inventory, ledger, locks, manifest
+from flexwarm.errors import CorruptError, ExitCode, UsageError
+from flexwarm.files import sync_directory, write_atomic
+from flexwarm.launch import Limits
+from flexwarm.manifest import JobEntry, KeyEntry, Manifest
+from flexwarm.ops.prepare import Prepared, prepare
+from flexwarm.ops.run import RunResult, Watcher, run_workers
+from flexwarm.plan import Job
+from flexwarm.record import End, JobRecord, Record
+from flexwarm.request import Purpose
+from flexwarm.store import Bucket
+from flexwarm.verdict import Verdict, judge_build
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildOptions:
+    """What the user asked for; ``rebuild`` puts a corrupt bucket into quarantine and starts anew."""
+
+    spec: Path
+    root: Path | None
+    trust_shared: bool
+    rebuild: bool
+    limits: Limits
+    lock_wait_seconds: float
+
+
+def prepare_build(options: BuildOptions, environ: Mapping[str, str], *, create: bool = True) -> Prepared:
+    """Check everything and plan; ``--dry-run`` ends here, and does not ``create`` the store.
+
+    Raises:
+        FlexwarmError: as :func:`flexwarm.ops.prepare.prepare`; also where a variable turns a cache off.
+    """
+    for name in environment.disabling(environ):
+        raise UsageError(f"{name}={environ[name]} turns a cache off, so nothing could be stored", f"unset {name}")
+    return prepare(
+        options.spec,
+        environ=environ,
+        root=options.root,
+        trust_shared=options.trust_shared,
+        building=True,
+        create=create,
+    )
+
+
+def build(options: BuildOptions, environ: Mapping[str, str], watcher: Watcher) -> RunResult:
+    """Build the spec into its bucket.
+
+    Raises:
+        FlexwarmError: it could not begin. A job that fails is in the result, not raised.
+    """
+    started = time.perf_counter()
+    prepared = prepare_build(options, environ)
+    bucket = prepared.bucket
+    with locks.hold(
+        bucket.lock,
+        holder=bucket.holder,
+        command="flexwarm build",
+        wait_seconds=options.lock_wait_seconds,
+        notify=watcher.notify,
+    ):
+        known = _open_bucket(prepared, options.rebuild, watcher)
+        _mark_building(bucket)
+        before = inventory.snapshot(bucket)
+        record = run_workers(
+            prepared,
+            prepared.plan,
+            purpose=Purpose.BUILD,
+            environ=environ,
+            limits=options.limits,
+            watcher=watcher,
+        )
+        written = bool(inventory.changed(before, inventory.snapshot(bucket)))
+        verdict = judge_build(record, entries.stored_keys(bucket), prepared.fingerprint.select, written)
+        published = None
+        if verdict.exit_code is ExitCode.OK:
+            published = _publish(prepared, record, known, environ, written)
+        if not _left_half_written(record):
+            bucket.building.unlink()
+        ledger.append(bucket, {"command": "build", "verdict": verdict.kind.value, "exit_code": int(verdict.exit_code)})
+    return _result(prepared, verdict, record, published, known, time.perf_counter() - started)
+
+
+def _open_bucket(prepared: Prepared, rebuild: bool, watcher: Watcher) -> Manifest | None:
+    """Make the bucket ready to compile into: whole, and without what a build that died left behind."""
+    bucket = prepared.bucket
+    try:
+        known = manifest.load(bucket) if bucket.exists() else None
+        faults = inventory.check(bucket, known, deep=True) if known else ()
+        if faults:
+            names = ", ".join(f"{fault.path} ({fault.kind.value})" for fault in faults[:3])
+            more = f" and {len(faults) - 3} more" if len(faults) > 3 else ""
+            raise CorruptError(f"bucket {bucket.digest} is not what was built: {names}{more}")
+    except CorruptError as error:
+        if not rebuild:
+            raise CorruptError(error.message, "flexwarm build --rebuild puts it into quarantine and builds anew") from error
+        target = prepared.store.quarantine / f"{bucket.digest}.{int(time.time())}.{os.getpid()}"
+        os.rename(bucket.path, target)
+        sync_directory(bucket.path.parent)
+        watcher.notify(f"the corrupt bucket is in quarantine: {target}")
+        known = None
+    bucket.create()
+    if not bucket.fingerprint.exists():
+        write_atomic(bucket.fingerprint, canonical.text(prepared.fingerprint.to_json()).encode() + b"\n")
+    if bucket.building.exists() or known is None:
+        # A compiler that was killed may have left half a file under its final name, where torch would load it.
+        listed = {entry.path for entry in known.files} if known else set()
+        swept = inventory.sweep(bucket, listed)
+        if swept:
+            watcher.notify(f"removed {swept} files that an unfinished build left")
+    return known
+
+
+def _mark_building(bucket: Bucket) -> None:
+    data = {"pid": os.getpid(), "host": socket.gethostname(), "since_unix": round(time.time(), 3)}
+    write_atomic(bucket.building, json.dumps(data).encode() + b"\n")
+
+
+def _left_half_written(record: Record) -> bool:
+    return any(worker.exit is None or worker.exit.end is not End.FINISHED for worker in record.workers)
+
+
+def _publish(prepared: Prepared, record: Record, known: Manifest | None, environ: Mapping[str, str], written: bool) -> Manifest:
+    """Write the manifest, unless the bucket's says all this already: a warm build changes nothing."""
+    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    jobs = dict(known.jobs) if known else {}
+    for job_record in record.jobs.values():
+        if job_record.job.leader is None:
+            entry = _job_entry(prepared, job_record, record, jobs.get(job_record.job.share), environ, now)
+            jobs[entry.share] = entry
+    configs = dict(known.configs) if known else {}
+    configs.update({w.hello.config_digest: w.hello.config for w in record.workers if w.hello is not None})
+    if known is not None and not written and jobs == dict(known.jobs):
+        return known
+    published = Manifest(
+        fingerprint=prepared.bucket.digest,
+        created_at=now,
+        flexwarm_version=__version__,
+        files=inventory.scan(prepared.bucket),
+        jobs=jobs,
+        configs={digest: config for digest, config in configs.items() if any(j.config_digest == digest for j in jobs.values())},
+    )
+    manifest.save(prepared.bucket, published)
+    return published
+
+
+def _job_entry(
+    prepared: Prepared,
+    job_record: JobRecord,
+    record: Record,
+    known: JobEntry | None,
+    environ: Mapping[str, str],
+    now: str,
+) -> JobEntry:
+    job = job_record.job
+    worker = next(worker for worker in prepared.plan.workers if worker.rank == job.rank)
+    hello = record.worker_of(job).hello
+    compiled = bool(job_record.compiled)
+    keys = tuple(KeyEntry(layer=layer, key=key) for layer, key in sorted(job_record.keys))
+    env = environment.key_variables({**environ, **worker.env})
+    if known is not None and not compiled and known.keys == keys:
+        return known  # hit throughout: the entry says when and how it was compiled
+    return JobEntry(
+        share=job.share,
+        workload=job.workload.name,
+        detail={
+            "subject": job.subject,
+            "device": job.device,
+            "workload": job.workload.subject(),
+            "sources": sources_of(prepared, job),
+        },
+        keys=keys,
+        env=env,
+        config_digest=hello.config_digest if hello else "",
+        cold_seconds=job_record.first_seconds if compiled else (known.cold_seconds if known else None),
+        built_at=now,
+    )
+
+
+def sources_of(prepared: Prepared, job: Job) -> dict[str, Any]:
+    """Module -> digest of its source, of the user's functions that the job calls."""
+    names = [function.module for _, function in job.workload.functions if not function.is_builtin]
+    return {name: prepared.sources[name].sha256 for name in names}
+
+
+def _result(
+    prepared: Prepared,
+    verdict: Verdict,
+    record: Record,
+    published: Manifest | None,
+    known: Manifest | None,
+    seconds: float,
+) -> RunResult:
+    current = published or known
+    cold = {}
+    for job in prepared.plan.jobs:
+        entry = current.jobs.get(job.share) if current else None
+        if entry and entry.cold_seconds is not None:
+            cold[job.id] = entry.cold_seconds
+    return RunResult(
+        verdict=verdict,
+        bucket=prepared.bucket.digest,
+        bucket_path=str(prepared.bucket.path),
+        plan=prepared.plan,
+        record=record,
+        cold_seconds=cold,
+        seconds=seconds,
+        published=published is not None,
+        bucket_bytes=sum(entry.size_bytes for entry in current.files) if current else None,
+        bucket_files=len(current.files) if current else None,
+    )

@@ -1,0 +1,96 @@
+"""What build and verify do alike before any process starts: read the spec, know the machine, find the bucket, plan."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from flexwarm import modules, spec, store, toolchain
+from flexwarm.errors import UnsupportedError, UsageError
+from flexwarm.fingerprint import Fingerprint
+from flexwarm.modules import Source
+from flexwarm.plan import SELF_CONTAINED, Plan, make_plan
+from flexwarm.spec import Spec
+from flexwarm.store import Bucket, Store
+from flexwarm.topology import Role
+
+DEFAULT_SPEC = "flexwarm.toml"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """Everything that is known before the first worker."""
+
+    spec: Spec
+    sources: Mapping[str, Source]
+    fingerprint: Fingerprint
+    store: Store
+    bucket: Bucket
+    plan: Plan
+
+
+def prepare(
+    path: Path, *, environ: Mapping[str, str], root: Path | None, trust_shared: bool, building: bool, create: bool
+) -> Prepared:
+    """Read and check everything that can be checked without torch.
+
+    Raises:
+        SpecError, UsageError: the file is not there or is wrong.
+        UnsupportedError: this machine, Python or torch cannot do it.
+        StoreError: the store cannot be used.
+    """
+    toolchain.require_supported()
+    found = read_spec(path)
+    sources = modules.check_functions(found, modules.search_path(environ))
+    check_devices(found.roles, environ)
+    if any(role.uses_cpu for role in found.roles):
+        toolchain.require_cxx(
+            {**environ, **SELF_CONTAINED}, building=building, headers=toolchain.python_headers()
+        )
+    root = root if root is not None else store.default_root(environ)
+    opened = Store.open(root, create=create, trust_shared=trust_shared)
+    fingerprint = toolchain.fingerprint(environ, store=opened)
+    bucket = opened.bucket(fingerprint.digest)
+    plan = make_plan(found, environ=environ, bucket_path=str(bucket.path), cores=len(os.sched_getaffinity(0)))
+    return Prepared(spec=found, sources=sources, fingerprint=fingerprint, store=opened, bucket=bucket, plan=plan)
+
+
+def read_spec(path: Path) -> Spec:
+    """The spec in a file.
+
+    Raises:
+        UsageError: it cannot be read.
+        SpecError: it cannot be right.
+    """
+    try:
+        text = path.read_text()
+    except FileNotFoundError as error:
+        hint = f"name one (flexwarm build SPEC), or write {DEFAULT_SPEC}; examples/cpu.toml is one"
+        raise UsageError(f"there is no spec file {path}", hint) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"the spec file {path} cannot be read: {error}") from error
+    return spec.parse(text, str(path))
+
+
+def check_devices(roles: tuple[Role, ...], environ: Mapping[str, str]) -> None:
+    """Refuse CUDA devices that are not there.
+
+    Raises:
+        UnsupportedError: names the role, the device and what is there.
+    """
+    wanted = [(role, index) for role in roles for index in role.cuda_indices]
+    if not wanted:
+        return
+    gpus = toolchain.gpus()
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    names = None if visible is None else [name for name in visible.split(",") if name.strip()]
+    count = len(gpus) if names is None else min(len(gpus), len(names))
+    for role, index in wanted:
+        if index >= count:
+            there = "no NVIDIA GPU was found" if not gpus else f"{count} of {len(gpus)} GPUs are visible"
+            raise UnsupportedError(
+                f"role {role.name!r}: devices: cuda:{index} is not there: {there}",
+                'say devices = "cpu" to try the spec here' if not gpus else "",
+            )

@@ -1,0 +1,108 @@
+"""What a run of build or verify came to, and the parts that both share."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from flexwarm import launch
+from flexwarm.events import Event
+from flexwarm.files import list_names
+from flexwarm.launch import Limits, OnEvent
+from flexwarm.ops.prepare import Prepared
+from flexwarm.plan import Plan
+from flexwarm.record import Record, fold
+from flexwarm.request import Purpose
+from flexwarm.store import Bucket
+from flexwarm.verdict import Verdict
+
+#: Runs whose requests, events and logs are kept in a bucket, the newest.
+RUNS_KEPT = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watcher:
+    """How an operation tells what goes on; it prints nothing itself.
+
+    Attributes:
+        on_plan: the plan, before the first worker starts.
+        on_event: each event, with its rank.
+        notify: one line for people, such as what is waited for.
+    """
+
+    on_plan: Callable[[Plan], None]
+    on_event: OnEvent
+    notify: Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult:
+    """What build and verify return.
+
+    Attributes:
+        cold_seconds: job id -> seconds of its first calls when it was compiled, as the manifest knows it.
+        seconds: of the whole operation.
+        published: the bucket's manifest was written.
+        bucket_bytes, bucket_files: of the manifest's files; None without a manifest.
+    """
+
+    verdict: Verdict
+    bucket: str
+    bucket_path: str
+    plan: Plan
+    record: Record | None
+    cold_seconds: Mapping[str, float]
+    seconds: float
+    published: bool = False
+    fast: bool = False
+    bucket_bytes: int | None = None
+    bucket_files: int | None = None
+
+
+def run_workers(
+    prepared: Prepared,
+    plan: Plan,
+    *,
+    purpose: Purpose,
+    environ: Mapping[str, str],
+    limits: Limits,
+    watcher: Watcher,
+    before_jobs: Callable[[], bool] | None = None,
+) -> Record:
+    """Run a plan's workers and fold what they said."""
+    watcher.on_plan(plan)
+    directory = _run_directory(prepared.bucket)
+    events: dict[int, list[Event]] = {}
+
+    def on_event(rank: int, event: Event) -> None:
+        events.setdefault(rank, []).append(event)
+        watcher.on_event(rank, event)
+
+    run = launch.run_plan(
+        plan,
+        purpose=purpose,
+        environ=environ,
+        directory=directory,
+        limits=limits,
+        on_event=on_event,
+        before_jobs=before_jobs,
+    )
+    return fold(plan, run.events, run.exits)
+
+
+def _run_directory(bucket: Bucket) -> Path:
+    """A new directory for one run, in the bucket; elsewhere when the bucket is another's and can only be read."""
+    name = launch.new_run_id()
+    try:
+        bucket.runs.mkdir(exist_ok=True)
+        for old in sorted(list_names(bucket.runs))[: -RUNS_KEPT + 1]:
+            shutil.rmtree(bucket.runs / old, ignore_errors=True)  # only logs: one that cannot go stays
+        directory = bucket.runs / name
+        directory.mkdir()
+    except OSError:
+        directory = Path(tempfile.mkdtemp(prefix="flexwarm-")) / name
+        directory.mkdir()
+    return directory

@@ -1,0 +1,322 @@
+"""Prove in new processes that a launch compiles nothing. Never compiles, and writes nothing that a launch would read."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from flexwarm import environment, inventory, ledger, locks, manifest, proof
+from flexwarm.errors import CorruptError, ExitCode, FlexwarmError, StoreError
+from flexwarm.events import Hello
+from flexwarm.fingerprint import Fingerprint, differences
+from flexwarm.inventory import Fault
+from flexwarm.launch import Limits
+from flexwarm.manifest import JobEntry, Manifest
+from flexwarm.ops.build import sources_of
+from flexwarm.ops.fingerprint import read as read_fingerprint
+from flexwarm.ops.prepare import Prepared, prepare
+from flexwarm.ops.run import RunResult, Watcher, run_workers
+from flexwarm.plan import Job, Plan
+from flexwarm.reasons import Code, Kind, Reason
+from flexwarm.record import Record
+from flexwarm.request import Purpose
+from flexwarm.verdict import JobVerdict, Outcome, Verdict, conclude, judge_verify
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyOptions:
+    """What the user asked for; ``fast`` starts no worker."""
+
+    spec: Path
+    root: Path | None
+    trust_shared: bool
+    fast: bool
+    limits: Limits
+    lock_wait_seconds: float
+
+
+def verify(options: VerifyOptions, environ: Mapping[str, str], watcher: Watcher) -> RunResult:
+    """The verdict on the spec's bucket.
+
+    Raises:
+        FlexwarmError: it could not begin. Anything that is wrong with the bucket is a verdict, not raised.
+    """
+    started = time.perf_counter()
+    prepared = prepare(
+        options.spec,
+        environ=environ,
+        root=options.root,
+        trust_shared=options.trust_shared,
+        building=False,
+        create=False,
+    )
+    verdict, record, known = _decide(prepared, options, environ, watcher)
+    cold = {job.id: _cold_seconds(known, job) for job in prepared.plan.jobs}
+    return RunResult(
+        verdict=verdict,
+        bucket=prepared.bucket.digest,
+        bucket_path=str(prepared.bucket.path),
+        plan=prepared.plan,
+        record=record,
+        cold_seconds={job: seconds for job, seconds in cold.items() if seconds is not None},
+        seconds=time.perf_counter() - started,
+        fast=options.fast,
+        bucket_bytes=sum(entry.size_bytes for entry in known.files) if known else None,
+        bucket_files=len(known.files) if known else None,
+    )
+
+
+def _decide(
+    prepared: Prepared, options: VerifyOptions, environ: Mapping[str, str], watcher: Watcher
+) -> tuple[Verdict, Record | None, Manifest | None]:
+    plan, bucket = prepared.plan, prepared.bucket
+    disabled = [
+        Reason(
+            code=Code.CACHE_DISABLED,
+            message=f"{name}={environ[name]} turns a cache off, so a launch compiles",
+            hint=f"unset {name}",
+        )
+        for name in environment.disabling(environ)
+    ]
+    if disabled:
+        return _none_run(plan, disabled, Outcome.NOT_RUN), None, None
+    if not bucket.exists():
+        return _none_run(plan, [_no_bucket(prepared)], Outcome.NOT_RUN), None, None
+    with locks.hold(
+        bucket.lock,
+        holder=bucket.holder,
+        command="flexwarm verify",
+        wait_seconds=options.lock_wait_seconds,
+        notify=watcher.notify,
+    ):
+        try:
+            known = manifest.load(bucket)
+        except CorruptError as error:
+            return _none_run(plan, [_corrupt(error.message)], Outcome.NOT_RUN), None, None
+        if known is None:
+            return _none_run(plan, [_unfinished(prepared)], Outcome.NOT_RUN), None, None
+        matches = {job.id: _match(job, known) for job in plan.jobs}
+        if options.fast:
+            return _fast(prepared, known, matches, environ), None, known
+        verdict, record = _full(prepared, known, matches, options, environ, watcher)
+        if verdict.kind is Kind.WARM:
+            _remember(prepared, watcher)
+        return verdict, record, known
+
+
+def _full(
+    prepared: Prepared,
+    known: Manifest,
+    matches: Mapping[str, JobEntry | None],
+    options: VerifyOptions,
+    environ: Mapping[str, str],
+    watcher: Watcher,
+) -> tuple[Verdict, Record | None]:
+    bucket = prepared.bucket
+    runnable = _only_jobs(prepared.plan, [job_id for job_id, entry in matches.items() if entry is not None])
+    missing = [_not_built(job) for job in prepared.plan.jobs if matches[job.id] is None]
+    if not runnable.workers:
+        return conclude(missing, [], best=Kind.WARM), None
+    faults: list[Fault] = []
+    before: list[inventory.Snapshot] = []
+
+    def check_bucket() -> bool:
+        """While the workers import torch: nothing of a bucket that is not what was built may be loaded, it is code."""
+        faults.extend(inventory.check(bucket, known, deep=True))
+        before.append(inventory.snapshot(bucket))
+        return not faults
+
+    record = run_workers(
+        prepared,
+        runnable,
+        purpose=Purpose.VERIFY,
+        environ=environ,
+        limits=options.limits,
+        watcher=watcher,
+        before_jobs=check_bucket,
+    )
+    if faults:
+        return _none_run(prepared.plan, [_corrupt_file(fault) for fault in faults], Outcome.NOT_RUN), record
+    disk = [change.path for change in inventory.changed(before[0], inventory.snapshot(bucket))]
+    built = {job_id: entry for job_id, entry in matches.items() if entry is not None}
+    verdict = judge_verify(
+        record,
+        expected={job_id: frozenset((key.layer, key.key) for key in entry.keys) for job_id, entry in built.items()},
+        notes={job.id: _differences(prepared, known, job, built[job.id], record, environ) for job in runnable.jobs},
+        disk=disk,
+        parent_components=prepared.fingerprint.select,
+    )
+    return conclude([*verdict.jobs, *missing], verdict.reasons, best=Kind.WARM), record
+
+
+def _fast(prepared: Prepared, known: Manifest, matches: Mapping[str, JobEntry | None], environ: Mapping[str, str]) -> Verdict:
+    """Whether anything has changed since a full verification found these jobs warm."""
+    bucket = prepared.bucket
+    faults = inventory.check(bucket, known, deep=False)
+    if faults:
+        return _none_run(prepared.plan, [_corrupt_file(fault) for fault in faults], Outcome.NOT_RUN)
+    proven = proof.proven_shares(bucket)
+    jobs = []
+    for job in prepared.plan.jobs:
+        entry = matches[job.id]
+        if entry is None:
+            jobs.append(_not_built(job))
+            continue
+        reasons = list(_differences(prepared, known, job, entry, None, environ))
+        if not reasons and job.share not in proven:
+            reasons.append(
+                Reason(
+                    code=Code.NOT_PROVEN,
+                    message="it is stored, and no full verification has found it warm since",
+                    hint="run flexwarm verify without --fast once",
+                )
+            )
+        outcome = Outcome.UNPROVEN if reasons else Outcome.HIT
+        jobs.append(JobVerdict(job=job, outcome=outcome, reasons=tuple(reasons), record=None))
+    return conclude(jobs, [], best=Kind.WARM)
+
+
+def _match(job: Job, known: Manifest) -> JobEntry | None:
+    """The build's entry for a job: of the same environment, else of the same workload and device in another one."""
+    if job.share in known.jobs:
+        return known.jobs[job.share]
+    others = [entry for entry in known.jobs.values() if entry.detail.get("subject") == job.subject]
+    return max(others, key=lambda entry: entry.built_at, default=None)
+
+
+def _only_jobs(plan: Plan, wanted: Sequence[str]) -> Plan:
+    workers = [
+        dataclasses.replace(worker, jobs=tuple(job for job in worker.jobs if job.id in wanted)) for worker in plan.workers
+    ]
+    return Plan(workers=tuple(worker for worker in workers if worker.jobs))
+
+
+def _differences(
+    prepared: Prepared, known: Manifest, job: Job, entry: JobEntry, record: Record | None, environ: Mapping[str, str]
+) -> list[Reason]:
+    """What is not as it was when the job was built, of what can make a key miss."""
+    worker = next(worker for worker in prepared.plan.workers if worker.rank == job.rank)
+    now = environment.key_variables({**environ, **worker.env})
+    reasons = []
+    for name in sorted(now.keys() | entry.env.keys()):
+        old, new = entry.env.get(name), now.get(name)
+        if old != new:
+            reasons.append(
+                Reason(
+                    code=Code.ENV_CHANGED,
+                    message=f"{name} was {_shown(old)} when this was built and is {_shown(new)} now",
+                    hint=f"build with {name} as the launch has it",
+                )
+            )
+    old_sources = entry.detail.get("sources", {})
+    for module, digest in sources_of(prepared, job).items():
+        if old_sources.get(module) != digest:
+            reasons.append(
+                Reason(
+                    code=Code.SOURCE_CHANGED,
+                    message=f"the source of {module} is not what it was when this was built",
+                    hint="flexwarm build",
+                )
+            )
+    hello = record.worker_of(job).hello if record else None
+    if hello is not None and hello.config_digest != entry.config_digest:
+        reasons.append(
+            Reason(
+                code=Code.CONFIG_CHANGED,
+                message=f"Inductor's settings are not those of the build: {_settings(known, entry, hello)}",
+                hint="look for what sets them: an environment variable, or a module that the spec names",
+            )
+        )
+    return reasons
+
+
+def _settings(known: Manifest, entry: JobEntry, hello: Hello) -> str:
+    """The settings that differ, by name; the first three."""
+    old = known.configs.get(entry.config_digest, {})
+    names = sorted(name for name in old.keys() | hello.config.keys() if old.get(name) != hello.config.get(name))
+    told = "; ".join(f"{name} {old.get(name, 'unset')} -> {hello.config.get(name, 'unset')}" for name in names[:3])
+    return told + (f"; and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _shown(value: str | None) -> str:
+    return "unset" if value is None else repr(value)
+
+
+def _not_built(job: Job) -> JobVerdict:
+    reason = Reason(
+        code=Code.NOT_BUILT,
+        message=f"{job.workload.name} on {job.device} was never built in this bucket",
+        hint="flexwarm build",
+    )
+    return JobVerdict(job=job, outcome=Outcome.NOT_RUN, reasons=(reason,), record=None)
+
+
+def _none_run(plan: Plan, reasons: Sequence[Reason], outcome: Outcome) -> Verdict:
+    """A verdict without any job's evidence; the reasons are of the run, the jobs have none of their own."""
+    assert reasons, "a verdict without evidence needs a reason"
+    jobs = [JobVerdict(job=job, outcome=outcome, reasons=(), record=None) for job in plan.jobs]
+    return conclude(jobs, reasons, best=Kind.UNKNOWN)
+
+
+def _corrupt(message: str) -> Reason:
+    return Reason(code=Code.CORRUPT_FILE, message=message, hint="flexwarm build --rebuild")
+
+
+def _corrupt_file(fault: Fault) -> Reason:
+    return _corrupt(f"{fault.path} is not what was built: {fault.kind.value}")
+
+
+def _unfinished(prepared: Prepared) -> Reason:
+    return Reason(
+        code=Code.NO_BUCKET,
+        message=f"no build has finished in bucket {prepared.bucket.digest}",
+        hint="flexwarm build",
+    )
+
+
+def _no_bucket(prepared: Prepared) -> Reason:
+    """Say that nothing was built for this machine; and, if something was for another, in what the two differ."""
+    message = f"nothing was built for this toolchain (bucket {prepared.bucket.digest})"
+    nearest = _nearest(prepared)
+    if nearest is not None:
+        changes = [change for change in differences(nearest[1], prepared.fingerprint) if change.selects]
+        told = "; ".join(f"{c.component} {_shown(c.old)} -> {_shown(c.new)}" for c in changes[:3])
+        more = f"; and {len(changes) - 3} more" if len(changes) > 3 else ""
+        return Reason(
+            code=Code.FINGERPRINT_CHANGED,
+            message=f"{message}; the nearest bucket {nearest[0]} differs in {told}{more}",
+            hint=f"flexwarm build, or flexwarm fingerprint --diff {nearest[0]}",
+        )
+    return Reason(code=Code.NO_BUCKET, message=message, hint="flexwarm build")
+
+
+def _nearest(prepared: Prepared) -> tuple[str, Fingerprint] | None:
+    found = []
+    for bucket in prepared.store.buckets():
+        try:
+            fingerprint = read_fingerprint(bucket.fingerprint)
+        except FlexwarmError:
+            continue  # only named to help; a bucket that cannot be read is no help
+        distance = sum(change.selects for change in differences(fingerprint, prepared.fingerprint))
+        found.append((distance, bucket.digest, fingerprint))
+    if not found:
+        return None
+    _, digest, fingerprint = min(found, key=lambda item: item[:2])
+    return digest, fingerprint
+
+
+def _cold_seconds(known: Manifest | None, job: Job) -> float | None:
+    entry = _match(job, known) if known else None
+    return entry.cold_seconds if entry else None
+
+
+def _remember(prepared: Prepared, watcher: Watcher) -> None:
+    """Keep the proof for ``--fast``, and the use for ``clean``; a store that can only be read keeps neither."""
+    try:
+        proof.add(prepared.bucket, frozenset(job.share for job in prepared.plan.jobs))
+        ledger.append(prepared.bucket, {"command": "verify", "verdict": Kind.WARM.value, "exit_code": int(ExitCode.OK)})
+    except StoreError as error:
+        watcher.notify(f"the proof is not kept for --fast: {error.message}")

@@ -1,0 +1,116 @@
+"""Why something is not warm: the closed list of reasons, and the verdict and exit code that each alone would give."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from flexwarm.canonical import StrEnum
+from flexwarm.errors import ExitCode
+
+
+class Kind(StrEnum):
+    """The verdict on a run."""
+
+    WARM = "warm"  # proven in new processes: a launch compiles nothing
+    BUILT = "built"  # everything is stored; not proven in new processes yet
+    COLD = "cold"  # something would compile
+    UNSAFE = "unsafe"  # warm, but a call would run dense
+    BROKEN = "broken"  # a job, a worker or a file failed
+    UNKNOWN = "unknown"  # the evidence is missing or disagrees
+
+
+class Code(StrEnum):
+    """Why a job or a bucket is not warm. Each has one verdict."""
+
+    NO_BUCKET = "no-bucket"
+    NOT_BUILT = "not-built"
+    FINGERPRINT_CHANGED = "fingerprint-changed"
+    ENV_CHANGED = "env-changed"
+    CONFIG_CHANGED = "config-changed"
+    SOURCE_CHANGED = "source-changed"
+    CACHE_DISABLED = "cache-disabled"
+    AOT_MISS = "aot-miss"
+    FX_MISS = "fx-miss"
+    TRITON_MISS = "triton-miss"
+    AOT_BYPASS = "aot-bypass"
+    FX_BYPASS = "fx-bypass"
+    COMPILED = "compiled"
+    KEY_NOT_SEEN = "key-not-seen"
+    KEY_NOT_LISTED = "key-not-listed"
+    NOT_STORED = "not-stored"
+    DISK_CHANGED = "disk-changed"
+    NO_EVIDENCE = "no-evidence"
+    WITNESSES_DISAGREE = "witnesses-disagree"
+    NOT_PROVEN = "not-proven"
+    DENSE_FALLBACK = "dense-fallback"
+    WRONG_RESULT = "wrong-result"
+    RAISED = "raised"
+    LEADER_FAILED = "leader-failed"
+    CRASHED = "crashed"
+    TIMED_OUT = "timed-out"
+    SILENT = "silent"
+    REFUSED = "refused"
+    TOOLCHAIN_MISMATCH = "toolchain-mismatch"
+    CORRUPT_FILE = "corrupt-file"
+    NOT_RUN = "not-run"
+
+
+_COLD = (Kind.COLD, ExitCode.NOT_WARM)
+_UNKNOWN = (Kind.UNKNOWN, ExitCode.NOT_WARM)
+_FAILED = (Kind.BROKEN, ExitCode.JOB_FAILED)
+_DIED = (Kind.BROKEN, ExitCode.WORKER_DIED)
+
+#: Reason -> the verdict and exit code that it alone would give.
+MEANING: Mapping[Code, tuple[Kind, ExitCode]] = {
+    Code.NO_BUCKET: _COLD,
+    Code.NOT_BUILT: _COLD,
+    Code.FINGERPRINT_CHANGED: _COLD,
+    Code.ENV_CHANGED: _COLD,
+    Code.CONFIG_CHANGED: _COLD,
+    Code.SOURCE_CHANGED: _COLD,
+    Code.CACHE_DISABLED: _COLD,
+    Code.AOT_MISS: _COLD,
+    Code.FX_MISS: _COLD,
+    Code.TRITON_MISS: _COLD,
+    Code.AOT_BYPASS: _COLD,
+    Code.FX_BYPASS: _COLD,
+    Code.COMPILED: _COLD,
+    Code.NOT_STORED: _COLD,
+    Code.KEY_NOT_SEEN: _UNKNOWN,
+    Code.KEY_NOT_LISTED: _COLD,
+    Code.DISK_CHANGED: _UNKNOWN,
+    Code.NO_EVIDENCE: _UNKNOWN,
+    Code.WITNESSES_DISAGREE: _UNKNOWN,
+    Code.NOT_PROVEN: _UNKNOWN,
+    Code.NOT_RUN: _UNKNOWN,
+    Code.DENSE_FALLBACK: (Kind.UNSAFE, ExitCode.UNSAFE),
+    Code.WRONG_RESULT: _FAILED,
+    Code.RAISED: _FAILED,
+    Code.LEADER_FAILED: _FAILED,
+    Code.CRASHED: _DIED,
+    Code.TIMED_OUT: _DIED,
+    Code.SILENT: _DIED,
+    Code.REFUSED: (Kind.BROKEN, ExitCode.UNSUPPORTED),
+    Code.TOOLCHAIN_MISMATCH: _UNKNOWN,
+    Code.CORRUPT_FILE: (Kind.BROKEN, ExitCode.CORRUPT),
+}
+
+#: Where several apply, the first of these is the exit code.
+EXIT_ORDER = (
+    ExitCode.CORRUPT,
+    ExitCode.WORKER_DIED,
+    ExitCode.JOB_FAILED,
+    ExitCode.UNSUPPORTED,
+    ExitCode.UNSAFE,
+    ExitCode.NOT_WARM,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reason:
+    """One cause: its code, one sentence, and what to do."""
+
+    code: Code
+    message: str
+    hint: str = ""

@@ -1,0 +1,131 @@
+"""Facts about this machine and its toolchain, without importing torch or Triton."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sysconfig
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from flexwarm.environment import Effect, effect, relevant
+from flexwarm.errors import UnsupportedError
+from flexwarm.fingerprint import Fingerprint
+from flexwarm.toolchain import cpu
+from flexwarm.toolchain.cxx import CxxCompiler, cxx_compiler, python_headers, require_cxx
+from flexwarm.toolchain.digests import sha256
+from flexwarm.toolchain.gpu import Gpu, gpu_class, gpus
+from flexwarm.toolchain.torch_install import (
+    KNOWN_TORCH,
+    TorchInstall,
+    TritonInstall,
+    find_torch,
+    find_triton,
+    require_supported,
+)
+
+if TYPE_CHECKING:
+    from flexwarm.store import Store
+
+__all__ = [
+    "KNOWN_TORCH",
+    "CxxCompiler",
+    "Gpu",
+    "TorchInstall",
+    "TritonInstall",
+    "cxx_compiler",
+    "find_torch",
+    "find_triton",
+    "fingerprint",
+    "gpu_class",
+    "gpus",
+    "python_headers",
+    "require_cxx",
+    "require_supported",
+]
+
+
+def fingerprint(environ: Mapping[str, str], *, store: Store | None) -> Fingerprint:
+    """What compiled kernels depend on here, now, under ``environ``.
+
+    Args:
+        environ: the environment that the training would run in.
+        store: where the digest of Triton's library is remembered; None computes it each time.
+
+    Raises:
+        UnsupportedError: torch is not installed, or a part of the toolchain is there and cannot be read.
+    """
+    install = find_torch()
+    if install is None:
+        raise UnsupportedError("torch is not installed for this Python", "pip install torch")
+    found = gpus()
+    return Fingerprint(
+        select={**_software(install, store), **_platform(), **_cpu(environ), "gpu.class": gpu_class(found)},
+        explain={
+            "torch.path": str(install.path),  # on a CPU it enters the C++ key, as the compiler's -I arguments
+            **_gpu_details(found),
+            **_cxx_details(environ),
+            "host.cores": str(len(os.sched_getaffinity(0))),  # the CPU key's thread count, where OMP_NUM_THREADS is unset
+            **_environment(environ),
+        },
+    )
+
+
+def _software(install: TorchInstall, store: Store | None) -> dict[str, str]:
+    triton = find_triton()
+    return {
+        "torch.version": install.version,
+        "torch.git": install.git,
+        "torch.cuda": install.cuda or "none",
+        "torch.hip": install.hip or "none",
+        "torch.debug": "yes" if install.debug else "no",
+        "triton.version": triton.version if triton else "none",
+        "triton.libtriton": sha256(triton.library, store) if triton else "none",
+    }
+
+
+def _platform() -> dict[str, str]:
+    return {
+        "python.version": platform.python_version(),
+        "python.abi": str(sysconfig.get_config_var("SOABI")),
+        "platform.system": platform.system(),
+        "platform.machine": platform.machine(),
+        # A compiled .so wants at least the libc that it was linked with. Equal is the side on which nothing breaks.
+        "platform.libc": " ".join(platform.libc_ver()).strip() or "unknown",
+    }
+
+
+def _cpu(environ: Mapping[str, str]) -> dict[str, str]:
+    machine, flags, sve_bits = platform.machine(), cpu.flags(), cpu.sve_bits()
+    return {
+        "cpu.capability": cpu.capability(machine, flags, sve_bits, environ),
+        "cpu.vector_isa": cpu.vector_isa(machine, flags, sve_bits, environ),
+        "cpu.extensions": cpu.extensions(machine, flags),
+    }
+
+
+def _gpu_details(found: tuple[Gpu, ...]) -> dict[str, str]:
+    return {
+        "gpu.count": str(len(found)),
+        "gpu.driver": found[0].driver if found else "none",
+        **{f"gpu.{gpu.index}.name": gpu.name for gpu in found},
+    }
+
+
+def _cxx_details(environ: Mapping[str, str]) -> dict[str, str]:
+    compiler, headers = cxx_compiler(environ), python_headers()
+    return {
+        "cxx.path": str(compiler.path) if compiler else "none",
+        "cxx.version": compiler.version if compiler else "none",
+        "python.headers": str(headers) if headers else "missing",
+    }
+
+
+def _environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Unset and empty differ, for torch and so for us: a variable that is unset is absent."""
+    return {f"env.{name}": _text(value) for name, value in relevant(environ).items() if effect(name) is not Effect.NEUTRAL}
+
+
+def _text(value: str) -> str:
+    """The variable's value as text that has a UTF-8 form: bytes that are none come as ``\\\\xff``."""
+    return value.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
