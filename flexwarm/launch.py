@@ -69,7 +69,7 @@ def run_plan(
         directory: an existing, empty directory for requests, events, gates and logs.
         environ: the environment that the workers' own variables are laid over.
         on_event: called with (rank, event) as events arrive, in this thread.
-        before_jobs: called while the workers import torch; jobs begin only when it returned True, else none does.
+        before_jobs: called while the workers import torch; jobs begin only when it returned True, else the run ends here.
 
     Raises:
         WorkerError: a process could not be started.
@@ -80,9 +80,10 @@ def run_plan(
         try:
             for worker in plan.workers:
                 processes.append(_start(worker, run_id, purpose, environ, directory, before_jobs is not None))
-            if before_jobs is not None:
-                _open_gate(directory / "gate-start", "go" if before_jobs() else "stopped by the parent")
-            _supervise(processes, directory, limits, on_event, {job.id: job.leader for job in plan.jobs})
+            wanted = before_jobs is None or before_jobs()
+            if wanted:
+                _open_gate(directory / "gate-start", "go")
+                _supervise(processes, directory, limits, on_event, {job.id: job.leader for job in plan.jobs})
         finally:
             # Whatever ends this block, also a signal: first the groups, then all that left them.
             for process in processes:

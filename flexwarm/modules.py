@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import find_spec
 from pathlib import Path
 
 from flexwarm.errors import SpecError
@@ -69,17 +70,20 @@ def find(function: Function, path: Sequence[str], label: str) -> Source:
 
 def _find_module(module: str, path: Sequence[str], label: str) -> ModuleSpec:
     """As the import system finds it, but without importing the parent packages on the way."""
-    where: Sequence[str] | None = path
-    found: ModuleSpec | None = None
-    parts = module.split(".")
-    for depth in range(1, len(parts) + 1):
-        name = ".".join(parts[:depth])
-        found = PathFinder.find_spec(name, where) if where is not None else None
+    top, *rest = module.split(".")
+    # An editable installation may be found by a hook of its own instead of on the path.
+    found = PathFinder.find_spec(top, path) or find_spec(top)
+    hint = "modules are looked for in this directory, PYTHONPATH and the installation"
+    if found is None:
+        raise SpecError(f"{label}: there is no module {top!r}", hint)
+    package = top
+    for name in rest:
+        # By its last name alone: with its full name the finder would ask for the parent, which was not imported.
+        inside = found.submodule_search_locations
+        found = PathFinder.find_spec(name, list(inside)) if inside is not None else None
         if found is None:
-            what = f"there is no module {name!r}" if depth == 1 else f"package {'.'.join(parts[: depth - 1])!r} has no {name!r}"
-            raise SpecError(f"{label}: {what}", "modules are looked for in this directory, PYTHONPATH and the installation")
-        where = list(found.submodule_search_locations) if found.submodule_search_locations is not None else None
-    assert found is not None
+            raise SpecError(f"{label}: package {package!r} has no module {name!r}", hint)
+        package = f"{package}.{name}"
     return found
 
 

@@ -46,9 +46,7 @@ def prepare(
     sources = modules.check_functions(found, modules.search_path(environ))
     check_devices(found.roles, environ)
     if any(role.uses_cpu for role in found.roles):
-        toolchain.require_cxx(
-            {**environ, **SELF_CONTAINED}, building=building, headers=toolchain.python_headers()
-        )
+        toolchain.require_cxx({**environ, **SELF_CONTAINED}, building=building, headers=toolchain.python_headers())
     root = root if root is not None else store.default_root(environ)
     opened = Store.open(root, create=create, trust_shared=trust_shared)
     fingerprint = toolchain.fingerprint(environ, store=opened)
@@ -70,7 +68,8 @@ def read_spec(path: Path) -> Spec:
         hint = f"name one (flexwarm build SPEC), or write {DEFAULT_SPEC}; examples/cpu.toml is one"
         raise UsageError(f"there is no spec file {path}", hint) from error
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"the spec file {path} cannot be read: {error}") from error
+        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise UsageError(f"the spec file {path} cannot be read: {why}", "name a TOML file that you can read") from error
     return spec.parse(text, str(path))
 
 

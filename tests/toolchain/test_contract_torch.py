@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -86,20 +87,45 @@ def answer(script: str, environ: Mapping[str, str]) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def shadow(directory: Path, path: str, *hidden: str) -> Path:
+    """A PATH with everything of ``path`` but ``hidden``."""
+    directory.mkdir()
+    for folder in reversed(path.split(os.pathsep)):
+        for name in os.listdir(folder) if os.path.isdir(folder) else []:
+            if name not in hidden:
+                (directory / name).unlink(missing_ok=True)
+                (directory / name).symlink_to(Path(folder, name))
+    return directory
+
+
 @pytest.fixture(scope="module")
-def warm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A PATH whose g++ is the real one, and with BROKEN_CXX says its version and can do nothing else.
+
+    It must be the same program warm and cold: what ``g++ -v`` says is in the key of Inductor's check of the CPU.
+    """
+    directory = shadow(tmp_path_factory.mktemp("programs") / "bin", os.environ["PATH"], "g++")
+    wrapper = directory / "g++"
+    wrapper.write_text(
+        f'#!/bin/sh\ncase "$*" in --version|-v) ;; *) [ -z "$BROKEN_CXX" ] || exit 1;; esac\nexec {shutil.which("g++")} "$@"\n'
+    )
+    wrapper.chmod(0o755)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def warm(tmp_path_factory: pytest.TempPathFactory, programs: Path) -> Path:
     """An Inductor cache in which the one compiled function of this file is warm."""
-    script = tmp_path_factory.mktemp("script") / "step.py"  # a file: a changed path must not be what makes a miss
-    script.write_text(COMPILE)
     cache = tmp_path_factory.mktemp("inductor")
-    assert answer(COMPILE, clean(TORCHINDUCTOR_CACHE_DIR=str(cache)))["fx"] == {"miss": 1}
-    assert answer(COMPILE, clean(TORCHINDUCTOR_CACHE_DIR=str(cache))) == HIT
+    environ = clean(TORCHINDUCTOR_CACHE_DIR=str(cache), PATH=str(programs))
+    assert answer(COMPILE, environ)["fx"] == {"miss": 1}
+    assert answer(COMPILE, environ) == HIT
     return cache
 
 
 @pytest.mark.parametrize("asked", [None, "default", "avx2", "avx512", "AVX2"])
-def test_our_facts_are_those_of_the_installed_torch(asked: str | None, tmp_path: Path) -> None:
-    environ = clean(TORCHINDUCTOR_CACHE_DIR=str(tmp_path), **({} if asked is None else {"ATEN_CPU_CAPABILITY": asked}))
+def test_our_facts_are_those_of_the_installed_torch(asked: str | None, warm: Path) -> None:
+    environ = clean(TORCHINDUCTOR_CACHE_DIR=str(warm), **({} if asked is None else {"ATEN_CPU_CAPABILITY": asked}))
     theirs = answer(FACTS, environ)
     ours = fingerprint(environ, store=None)
     assert Path(ours.explain["cxx.path"]).name == theirs.pop("compiler")
@@ -131,45 +157,27 @@ def test_a_variable_that_ci_systems_set_is_a_miss_where_it_is_in_the_key(warm: P
     assert ("miss" in found["aot"]) == (require_supported().minor >= (2, 11))
 
 
-def shadow(directory: Path, *hidden: str) -> Path:
-    """A PATH with everything of this one but ``hidden``."""
-    directory.mkdir()
-    for folder in reversed(os.environ["PATH"].split(os.pathsep)):
-        for name in os.listdir(folder) if os.path.isdir(folder) else []:
-            if name not in hidden:
-                (directory / name).unlink(missing_ok=True)
-                (directory / name).symlink_to(Path(folder, name))
-    return directory
+def test_a_warm_cpu_run_starts_the_preprocessor_as_we_say(warm: Path, programs: Path) -> None:
+    error = child(COMPILE, clean(TORCHINDUCTOR_CACHE_DIR=str(warm), PATH=str(programs), BROKEN_CXX="1")).stderr
+    assert "CppCompileError" in error
+    assert " -E -P " in error
 
 
-def only_version(directory: Path) -> Path:
-    """A PATH whose g++ says its version and can do nothing else, as one that cannot find Python.h."""
-    path = shadow(directory, "g++", "openssl") / "g++"
-    path.write_text('#!/bin/sh\ncase "$*" in --version|-v) exec /usr/bin/g++ "$@";; esac\nexit 1\n')
-    path.chmod(0o755)
-    return directory
+def test_a_warm_cpu_run_starts_openssl_as_we_say(warm: Path, programs: Path, tmp_path: Path) -> None:
+    path = shadow(tmp_path / "bin", str(programs), "openssl")
+    assert "'openssl'" in child(COMPILE, clean(TORCHINDUCTOR_CACHE_DIR=str(warm), PATH=str(path))).stderr
 
 
-def test_a_warm_cpu_run_starts_the_preprocessor_as_we_say(warm: Path, tmp_path: Path) -> None:
-    environ = clean(TORCHINDUCTOR_CACHE_DIR=str(warm), PATH=str(only_version(tmp_path / "bin")))
-    assert "CppCompileError" in child(COMPILE, environ).stderr
-
-
-def test_a_warm_cpu_run_starts_openssl_as_we_say(warm: Path, tmp_path: Path) -> None:
-    environ = clean(TORCHINDUCTOR_CACHE_DIR=str(warm), PATH=str(shadow(tmp_path / "bin", "openssl")))
-    assert "'openssl'" in child(COMPILE, environ).stderr
-
-
-def test_a_warm_cpu_run_asks_for_the_compilers_version_as_we_say(warm: Path, tmp_path: Path) -> None:
-    environ = clean(TORCHINDUCTOR_CACHE_DIR=str(warm), PATH=str(shadow(tmp_path / "bin", "g++")))
-    assert "InvalidCxxCompiler" in child(COMPILE, environ).stderr
+def test_a_warm_cpu_run_asks_for_the_compilers_version_as_we_say(warm: Path, programs: Path, tmp_path: Path) -> None:
+    path = shadow(tmp_path / "bin", str(programs), "g++")
+    assert "InvalidCxxCompiler" in child(COMPILE, clean(TORCHINDUCTOR_CACHE_DIR=str(warm), PATH=str(path))).stderr
 
 
 @pytest.mark.skipif(require_supported().minor < (2, 12), reason="this torch has no such variable")
-def test_without_preprocessing_a_warm_cpu_run_needs_no_headers_as_we_say(tmp_path: Path) -> None:
-    environ = clean(TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "cache"), TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS="0")
+def test_without_preprocessing_a_warm_cpu_run_needs_no_headers_as_we_say(programs: Path, tmp_path: Path) -> None:
+    environ = clean(TORCHINDUCTOR_CACHE_DIR=str(tmp_path), TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS="0", PATH=str(programs))
     assert answer(COMPILE, environ)["fx"] == {"miss": 1}
-    environ["PATH"] = str(only_version(tmp_path / "bin"))
+    environ["BROKEN_CXX"] = "1"
     require_cxx(environ, building=False, headers=None)
     assert answer(COMPILE, environ) == HIT
 

@@ -1,0 +1,64 @@
+# Every target makes what it needs: on a fresh machine `make demo` or `make test` is the first command.
+#
+#   make demo                          the main job on examples/cpu.toml
+#   make test                          linters, types, import contracts, tests
+#   make demo TORCH=torch==2.14.1      the same with another torch, in an environment of its own
+
+PYTHON ?= python3
+DEFAULT_TORCH := torch==2.13.0
+TORCH ?= $(DEFAULT_TORCH)
+# One environment for each torch: two versions in one would mix their files.
+VENV := .venv$(if $(filter-out $(DEFAULT_TORCH),$(TORCH)),-$(subst ==,-,$(TORCH)))
+BIN := $(VENV)/bin
+# Nothing of the machine's own may decide a test.
+RUN := env -u FLEXWARM_STORE -u FLEXWARM_FORMAT -u TORCHINDUCTOR_CACHE_DIR -u TRITON_CACHE_DIR
+JOBS ?= 2
+
+.PHONY: help venv demo test lint types contracts unit main bench format clean
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+venv: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 14))' \
+	  || { echo 'Python 3.10 to 3.14 is needed; name one: make PYTHON=python3.12 ...' >&2; exit 3; }
+	@$(PYTHON) -m venv $(VENV) \
+	  || { echo 'Python has no venv module that works; on Debian: apt install python3-venv' >&2; exit 3; }
+	$(BIN)/python -m pip install -q --upgrade pip
+	$(BIN)/python -m pip install -q '$(TORCH)' numpy
+	$(BIN)/python -m pip install -q -e '.[dev]'
+	@touch $@
+
+demo: venv
+	@sh examples/demo.sh $(BIN)/flexwarm
+
+test: lint types contracts
+	$(RUN) $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
+
+lint: venv
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: venv
+	$(BIN)/mypy
+
+contracts: venv
+	$(BIN)/lint-imports
+
+unit: venv
+	$(RUN) $(BIN)/python -m pytest -m 'not torch'
+
+main: venv
+	$(RUN) $(BIN)/python -m pytest -m torch -n $(JOBS) --dist loadgroup
+
+bench: venv
+	$(RUN) $(BIN)/python benchmarks/main_job.py
+
+format: venv
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf .venv .venv-* build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -1,0 +1,90 @@
+"""What would fool a tool that only counts errors: dense attention, a wrong result, a compiler outside of every cache."""
+
+from __future__ import annotations
+
+import pytest
+
+from flexwarm.inventory import changed, snapshot
+
+from .conftest import SMALL, Flexwarm
+
+pytestmark = pytest.mark.torch
+
+
+def user_mask(flexwarm: Flexwarm, source: str) -> None:
+    flexwarm.module(source)
+    flexwarm.spec(SMALL.replace('"causal"', '"mymasks:mask"').replace('"small"', '"user"'))
+
+
+PLAIN = "def mask(b, h, q, kv):\n    return q >= kv\n"
+
+
+def test_flex_that_runs_dense_is_unsafe_with_the_calling_line_and_never_warm(warm: Flexwarm) -> None:
+    user_mask(warm, "import torch\ntorch._dynamo.config.disable = True\n" + PLAIN)
+    done = warm.run_json("build")
+    assert (done.code, done.json["verdict"]) == (8, "unsafe")
+    assert {"dense-fallback", "no-evidence"} <= done.codes()
+    (hazard,) = done.json["hazards"]
+    assert hazard["code"] == "dense-fallback"
+    assert hazard["stack"]
+
+
+def test_a_compiled_result_that_differs_from_dense_attention_is_broken(warm: Flexwarm) -> None:
+    source = (
+        "import torch\n\n"
+        "def mask(b, h, q, kv):\n"
+        "    # Traced and eager disagree, as after a miscompile.\n"
+        "    return q >= kv + (1 if torch.compiler.is_compiling() else 0)\n"
+    )
+    user_mask(warm, source)
+    done = warm.run_json("build")
+    assert (done.code, done.json["verdict"]) == (5, "broken")
+    assert "wrong-result" in done.codes()
+
+
+def test_a_compiler_that_runs_while_every_layer_hits_is_seen_stopped_and_named(warm: Flexwarm) -> None:
+    """As torch itself does with its precompiled header when the machine's temporary directory was emptied."""
+    user_mask(warm, PLAIN)
+    assert warm.run_json("build").code == 0
+    # The same mask in the same place: the keys are the same, so both caches hit.
+    compiler = "import subprocess\nsubprocess.run(['g++', '-c', 'x.cpp', '-o', 'made.o'], check=False)\n"
+    user_mask(warm, PLAIN + compiler)
+    before = snapshot(warm.bucket)
+    done = warm.run_json("verify")
+    assert (done.code, done.json["verdict"]) == (1, "cold")
+    assert "compiled" in done.codes()
+    assert "g++ -c x.cpp" in done.messages()
+    assert not (warm.directory / "made.o").exists()
+    assert changed(before, snapshot(warm.bucket)) == ()
+
+
+def test_a_file_that_changes_while_every_layer_hits_is_a_witness_that_disagrees(warm: Flexwarm) -> None:
+    user_mask(warm, PLAIN)
+    assert warm.run_json("build").code == 0
+    writer = "import os, pathlib\n(pathlib.Path(os.environ['TORCHINDUCTOR_CACHE_DIR']) / 'stray').write_text('x')\n"
+    user_mask(warm, PLAIN + writer)
+    done = warm.run_json("verify")
+    assert (done.code, done.json["verdict"], done.codes()) == (1, "unknown", {"disk-changed"})
+    assert "stray" in done.messages()
+
+
+def test_a_setting_of_inductor_that_changed_is_named(warm: Flexwarm) -> None:
+    source = "import torch._inductor.config as c\nc.max_fusion_size = {}\n" + PLAIN
+    # The setting is made when the module is loaded, which is inside the job and after the worker said hello; the key
+    # holds it all the same.
+    user_mask(warm, source.format(64))
+    assert warm.run_json("build").code == 0
+    assert warm.run_json("verify").json["verdict"] == "warm"
+    user_mask(warm, source.format(32))
+    done = warm.run_json("verify")
+    assert (done.code, done.json["verdict"]) == (1, "cold")
+    assert "fx-miss" in done.codes()
+
+
+def test_compiling_switched_off_is_not_warm_because_no_layer_was_asked(warm: Flexwarm) -> None:
+    warm.spec(
+        SMALL.replace("[[workload]]", '[[role]]\nname = "default"\nenv = { TORCH_COMPILE_DISABLE = "1" }\n\n[[workload]]')
+    )
+    refused = warm.run_json("verify")
+    assert refused.code == 2
+    assert "TORCH_COMPILE_DISABLE" in refused.json["error"]["message"]

@@ -1,0 +1,171 @@
+"""Misused, piped and narrow: one clear sentence, the right exit code, a next step, and only data on standard output."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SPEC = 'schema = 1\n[[workload]]\nname = "w"\nq_heads = 2\nhead_dim = 32\nq_len = 128\n'
+
+
+def flexwarm(directory: Path, *arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    base = {k: v for k, v in os.environ.items() if not k.startswith("FLEXWARM_")}
+    return subprocess.run(
+        [sys.executable, "-m", "flexwarm", *arguments],
+        cwd=directory,
+        env={**base, "FLEXWARM_STORE": str(directory / "store"), **(env or {})},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["frobnicate"], 2, "No such command 'frobnicate'"),
+        (["verify", "--fsat"], 2, "--fsat"),
+        (["verify", "absent.toml"], 2, "there is no spec file absent.toml"),
+        (["verify", "."], 2, "cannot be read"),
+        (["build", "--job-timeout", "soon"], 2, "soon"),
+        (["build", "--job-timeout", "0"], 2, "--job-timeout"),
+        (["build", "--lock-wait", "-1"], 2, "--lock-wait"),
+        (["verify", "--format", "yaml"], 2, "yaml"),
+        (["clean"], 2, "--all"),
+        (["clean", "--all"], 2, "--yes"),
+        (["fingerprint", "--diff", "nope"], 2, "no bucket 'nope'"),
+    ],
+)
+def test_misuse_is_one_sentence_with_a_next_step_and_exit_2(
+    tmp_path: Path, arguments: list[str], code: int, words: str
+) -> None:
+    (tmp_path / "store" / "buckets-v1" / ("ab" * 10)).mkdir(parents=True)  # so that clean has something to ask about
+    done = flexwarm(tmp_path, *arguments)
+    assert done.returncode == code
+    assert done.stdout == ""
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "next:" in done.stderr
+
+
+def test_no_arguments_at_all_show_the_help(tmp_path: Path) -> None:
+    done = flexwarm(tmp_path)
+    assert done.returncode == 2
+    assert "build" in done.stdout + done.stderr
+    assert "Exit codes" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("command", ["fingerprint", "build", "verify", "env", "clean"])
+def test_every_command_has_help_with_its_common_options(tmp_path: Path, command: str) -> None:
+    done = flexwarm(tmp_path, command, "--help", env={"COLUMNS": "60"})
+    assert done.returncode == 0
+    for option in ("--store", "--format", "--quiet", "--verbose"):
+        assert option in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 60
+
+
+def test_an_error_is_json_too_when_json_was_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "flexwarm.toml").write_text(SPEC + "batc = 2\n")
+    done = flexwarm(tmp_path, "build", "--format", "json")
+    data = json.loads(done.stdout)
+    assert done.returncode == data["exit_code"] == 2
+    assert data["command"] == "build"
+    assert "batc" in data["error"]["message"]
+    assert "batch" in data["error"]["hint"]
+    by_variable = flexwarm(tmp_path, "build", env={"FLEXWARM_FORMAT": "json"})
+    assert json.loads(by_variable.stdout)["exit_code"] == 2
+
+
+def test_a_reader_that_goes_away_is_no_error_of_ours(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", "flexwarm", "fingerprint", "--store", str(tmp_path / "store")],
+        stdout=write,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+    )
+    os.close(write)
+    assert "Traceback" not in done.stderr
+    assert "BrokenPipe" not in done.stderr
+
+
+def test_verify_of_an_empty_store_is_cold_and_makes_no_store(tmp_path: Path) -> None:
+    (tmp_path / "flexwarm.toml").write_text(SPEC)
+    done = flexwarm(tmp_path, "verify", "--format", "json")
+    data = json.loads(done.stdout)
+    assert (done.returncode, data["verdict"]) == (1, "cold")
+    assert [reason["code"] for reason in data["reasons"]] == ["no-bucket"]
+    assert [job["outcome"] for job in data["jobs"]] == ["not_run"]
+    assert not (tmp_path / "store").exists()
+    people = flexwarm(tmp_path, "verify")
+    assert people.stdout.splitlines()[-1] == "  next: flexwarm build"
+    assert "verdict: cold" in people.stdout
+
+
+@pytest.mark.parametrize(
+    ("mask", "words"),
+    [
+        ("nowhere:mask", "no module 'nowhere'"),
+        ("mine.deeper:mask", "'mine'"),
+        ("mine:maks", "has no 'maks'"),
+        ("broken:mask", "cannot be read as Python"),
+    ],
+)
+def test_a_function_that_is_not_there_is_named_before_anything_starts(tmp_path: Path, mask: str, words: str) -> None:
+    (tmp_path / "mine.py").write_text("import torch\n\ndef mask(b, h, q, kv):\n    return q >= kv\n")
+    (tmp_path / "broken.py").write_text("def mask(:\n")
+    (tmp_path / "flexwarm.toml").write_text(SPEC + f'mask_mod = "{mask}"\n')
+    done = flexwarm(tmp_path, "build", "--dry-run")
+    assert done.returncode == 2
+    assert "workload 'w': mask_mod" in done.stderr
+    assert words in done.stderr
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_device_that_is_not_there_is_named_with_what_is(tmp_path: Path) -> None:
+    (tmp_path / "flexwarm.toml").write_text('schema = 1\n[[role]]\nname = "r"\ndevices = "cuda:63"\n' + SPEC[11:])
+    done = flexwarm(tmp_path, "build", "--dry-run")
+    assert done.returncode == 3
+    assert "role 'r': devices: cuda:63 is not there" in done.stderr
+
+
+def test_no_compiler_is_exit_3_with_what_is_missing_and_what_would_still_be_served(tmp_path: Path) -> None:
+    (tmp_path / "flexwarm.toml").write_text(SPEC)
+    empty = tmp_path / "bin"
+    empty.mkdir()
+    for command in ("build", "verify"):
+        done = flexwarm(tmp_path, command, env={"PATH": str(empty)})
+        assert done.returncode == 3
+        assert "no C++ compiler" in done.stderr
+        assert "no layer of a cache would be served" in done.stderr
+        assert "g++" in done.stderr
+
+
+def test_a_store_that_others_can_write_is_refused_unless_trusted(tmp_path: Path) -> None:
+    (tmp_path / "flexwarm.toml").write_text(SPEC)
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store").chmod(0o777)
+    done = flexwarm(tmp_path, "verify")
+    assert done.returncode == 3
+    assert "chmod go-w" in done.stderr
+    assert flexwarm(tmp_path, "verify", "--trust-shared").returncode == 1
+
+
+def test_the_printed_environment_is_for_eval(tmp_path: Path) -> None:
+    done = flexwarm(tmp_path, "env")
+    assert done.returncode == 0
+    lines = done.stdout.splitlines()
+    assert all(line.startswith("export ") for line in lines)
+    script = f'eval "$({sys.executable} -m flexwarm env)"; printf %s "$TORCHINDUCTOR_CACHE_DIR"'
+    env = {**os.environ, "FLEXWARM_STORE": str(tmp_path / "store with spaces")}
+    shell = subprocess.run(["sh", "-c", script], env=env, capture_output=True, text=True, timeout=60)
+    assert shell.stdout.startswith(str(tmp_path / "store with spaces"))
+    assert shell.stdout.endswith("/inductor")
