@@ -16,6 +16,8 @@ from flexwarm.observer.torch_api import TorchApi
 
 _COMPILER = re.compile(r"(?:[\w.]+-)*(?:g\+\+|gcc|c\+\+|cc|clang\+\+|clang|icpx|icx|icpc|nvcc|cicc|ptxas|hipcc)(?:-[\d.]+)?")
 _SOURCES = (".c", ".cc", ".cpp", ".cxx", ".cu", ".h", ".hpp", ".ptx", ".s", ".o")
+_SHELLS = ("sh", "bash", "dash", "zsh")
+_LAUNCHERS = ("env", "ccache", "sccache", "distcc", "nice", "ionice", "timeout")
 _EVENTS = ("subprocess.Popen", "os.posix_spawn", "os.exec", "os.system")
 
 
@@ -23,14 +25,37 @@ def classify(argv: Sequence[str]) -> str | None:
     """What a command line compiles: ``cxx``, ``header`` or ``triton``; None if it compiles nothing.
 
     Asking a compiler for its version and preprocessing with ``-E`` leave nothing behind; torch does both when warm.
+    Looks into ``sh -c`` and behind launchers such as ``ccache``; a build tool's own children are not seen.
     """
-    if not argv or not _COMPILER.fullmatch(os.path.basename(argv[0])):
+    words = list(argv)
+    while words and _is_launcher(words[0]):
+        words = words[1:]
+    if not words:
         return None
-    if "-E" in argv or not any(argument.endswith(_SOURCES) for argument in argv[1:]):
+    name = os.path.basename(words[0])
+    if name in _SHELLS and "-c" in words:
+        script = words[words.index("-c") + 1 :][:1]
+        found = (classify(_split(command)) for text in script for command in re.split(r"[;&|\n]+", text))
+        return next((what for what in found if what), None)
+    if not _COMPILER.fullmatch(name):
         return None
-    if os.path.basename(argv[0]).startswith("ptxas"):
+    if "-E" in words or not any(word.endswith(_SOURCES) for word in words[1:]):
+        return None
+    if name.startswith("ptxas"):
         return "triton"
-    return "header" if any("c++-header" in argument or argument.endswith((".gch", ".pch")) for argument in argv) else "cxx"
+    return "header" if any("c++-header" in word or word.endswith((".gch", ".pch")) for word in words) else "cxx"
+
+
+def _is_launcher(word: str) -> bool:
+    """A program that starts the rest of its line, one of its options, or an assignment before it."""
+    return os.path.basename(word) in _LAUNCHERS or word.startswith("-") or "=" in word or word.isdigit()
+
+
+def _split(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError:  # an unbalanced quote: a shell would refuse it as well
+        return text.split()
 
 
 def watch_processes(recorder: Recorder) -> None:
@@ -48,13 +73,11 @@ def watch_processes(recorder: Recorder) -> None:
 
 
 def _argv(event: str, args: tuple[Any, ...]) -> list[str]:
-    raw = args[0] if event == "os.system" else args[1]
+    if event == "os.system":
+        return ["sh", "-c", os.fsdecode(args[0])]
+    raw = args[1]
     if isinstance(raw, (str, bytes, os.PathLike)):
-        text = os.fsdecode(raw)
-        try:
-            return shlex.split(text)
-        except ValueError:  # an unbalanced quote: a shell would refuse it as well
-            return text.split()
+        return _split(os.fsdecode(raw))
     return [os.fsdecode(item) for item in raw]
 
 

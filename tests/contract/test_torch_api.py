@@ -1,0 +1,157 @@
+"""What flexwarm believes of the installed torch's private parts. When one of these fails, torch has moved."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flexwarm import spec, toolchain
+from flexwarm.observer.torch_api import resolve
+
+pytestmark = pytest.mark.torch
+
+
+def in_new_process(directory: Path, program: str, **env: str) -> Any:
+    """The last line that a program prints, as JSON; with caches of its own in ``directory``."""
+    environ = {
+        **os.environ,
+        "TORCHINDUCTOR_CACHE_DIR": str(directory / "inductor"),
+        "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
+        **env,
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], cwd=directory, env=environ, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_every_private_part_that_the_witnesses_rest_on_is_there() -> None:
+    api = resolve()
+    assert next(iter(inspect.signature(api.fx_cache.load_with_key).parameters)) == "key"
+    assert "is_backward" in inspect.signature(api.fx_cache.load_with_key).parameters
+
+
+def test_a_torch_that_lacks_a_part_is_refused_by_version_and_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+    from torch._inductor.codecache import FxGraphCache
+
+    from flexwarm.errors import ExitCode, UnsupportedError
+
+    monkeypatch.delattr(FxGraphCache, "load_with_key")
+    with pytest.raises(UnsupportedError, match="load_with_key") as caught:
+        resolve()
+    assert torch.__version__ in caught.value.message
+    assert caught.value.exit_code is ExitCode.UNSUPPORTED
+
+
+def test_a_part_of_another_shape_is_refused_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor.codecache import FxGraphCache
+
+    from flexwarm.errors import UnsupportedError
+
+    monkeypatch.setattr(FxGraphCache, "load_with_key", classmethod(lambda cls: None))
+    with pytest.raises(UnsupportedError, match="not a static method"):
+        resolve()
+
+
+def test_dynamos_recompile_limit_is_what_the_planner_counts_with() -> None:
+    import torch._dynamo.config as config
+
+    assert config.recompile_limit == spec.RECOMPILE_LIMIT
+
+
+def test_the_installed_torch_is_one_that_flexwarm_knows() -> None:
+    import torch
+
+    assert toolchain.require_supported().version == torch.__version__
+
+
+def test_the_precompiled_header_is_outside_of_the_cache_directory_unless_it_is_switched_off(tmp_path: Path) -> None:
+    program = """
+        import json, torch._inductor.config as c
+        from torch._inductor import codecache
+        print(json.dumps([str(codecache._HEADER_DIR), c.cpp_cache_precompile_headers]))
+    """
+    directory, used = in_new_process(tmp_path, program)
+    assert not directory.startswith(str(tmp_path / "inductor"))
+    assert used is False
+    _, used = in_new_process(tmp_path, program, TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS="1")
+    assert used is True
+
+
+SCRIPT = """
+import json, sys, time
+import torch
+from torch.nn.attention.flex_attention import flex_attention
+from torch._dynamo.utils import counters
+from flexwarm.observer import caches, compilers, dense
+from flexwarm.observer.recorder import Recorder, StopAtMiss
+from flexwarm.observer.torch_api import resolve
+from flexwarm.request import Purpose
+from pathlib import Path
+recorder = Recorder(Path(sys.argv[1]), Purpose(sys.argv[2]))
+api = resolve()
+compilers.watch_processes(recorder)
+caches.watch(api, recorder)
+dense.watch(api, recorder)
+q, k, v = (torch.randn(1, 2, 128, 32) for _ in range(3))
+stopped = False
+with torch.no_grad():
+    try:
+        torch.compile(flex_attention)(q, k, v)
+    except StopAtMiss:
+        stopped = True
+if "dense" in sys.argv:
+    flex_attention(q, k, v)
+print(json.dumps([stopped, caches.read_counters(api)]))
+"""
+
+
+def test_cold_then_warm_every_layer_reports_the_same_keys_and_agrees_with_torchs_counters(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+
+    def run(purpose: str, *extra: str) -> tuple[bool, dict[str, int], list[dict[str, Any]]]:
+        events = tmp_path / f"{purpose}{len(list(tmp_path.glob('*.events')))}.events"
+        argv = ["s", str(events), purpose, *extra]
+        program = f"import sys; sys.argv = {argv!r}; exec(open('script.py').read())"
+        stopped, counters = in_new_process(tmp_path, program)
+        return stopped, counters, [json.loads(line) for line in events.read_text().splitlines()]
+
+    def lookups(said: list[dict[str, Any]]) -> set[tuple[str, str, str]]:
+        return {(e["layer"], e["answer"], e["key"]) for e in said if e["event"] == "lookup"}
+
+    # While verifying a cold cache: stopped before any compiler ran and before anything was written.
+    stopped, _, said = run("verify")
+    assert stopped
+    assert {(layer, answer) for layer, answer, _ in lookups(said)} == {("aot", "miss"), ("fx", "miss")}
+    assert not [e for e in said if e["event"] == "compiled"]
+    written = [p for p in (tmp_path / "inductor").rglob("*") if p.is_file() and "locks" not in p.parts]
+    assert written == []
+
+    stopped, counters, cold = run("build", "dense")
+    assert not stopped
+    assert counters["inductor.fxgraph_cache_miss"] == counters["aot_autograd.autograd_cache_miss"] == 1
+    assert counters["aot_autograd.autograd_cache_saved"] == 1
+    assert [e["what"] for e in cold if e["event"] == "compiled"]
+    # Dense attention is seen where it ran, and only there: compiling traced the same function with fake tensors.
+    assert [e["shape"] for e in cold if e["event"] == "dense"] == [[1, 2, 128, 32]]
+
+    stopped, counters, warm = run("verify")
+    assert not stopped
+    assert counters["inductor.fxgraph_cache_hit"] == counters["aot_autograd.autograd_cache_hit"] == 1
+    assert not [e for e in warm if e["event"] in ("compiled", "dense")]
+    assert {(layer, key) for layer, _, key in lookups(warm)} == {(layer, key) for layer, _, key in lookups(cold)}
+    assert {answer for _, answer, _ in lookups(warm)} == {"hit"}
+    # Where torch keeps an entry is what a build reads off the disk.
+    for layer, _, key in lookups(warm):
+        pattern = f"aotautograd/{key}/*" if layer == "aot" else f"fxgraph/*/{key}/*"
+        assert list((tmp_path / "inductor").glob(pattern)), (layer, key)
