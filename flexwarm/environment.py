@@ -84,6 +84,10 @@ EFFECTS: Final[Mapping[str, Effect]] = {
 }
 
 
+#: These decide what a fingerprint says of the machine, so one run cannot have two values of them.
+SELECTING: Final = ("ATEN_CPU_CAPABILITY",)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Switch:
     """Variables that set one switch. The first one that is set decides; ``off`` says whether its value turns caching off."""

@@ -22,6 +22,7 @@ class ExitCode(IntEnum):
     CORRUPT = 7
     UNSAFE = 8
     BUG = 70
+    HUNG_UP = 129
     INTERRUPTED = 130
     TERMINATED = 143
 

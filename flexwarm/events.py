@@ -58,6 +58,17 @@ class Hello:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Inductor's settings as a job left them, where a module of the user's made them other than at the worker's hello."""
+
+    KIND: ClassVar[str] = "settings"
+    t: float
+    job: str
+    config_digest: str
+    config: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
     """The worker, or one of its jobs, has entered a phase."""
 
@@ -186,13 +197,25 @@ class Bye:
 
 
 Event: TypeAlias = (
-    Hello | Progress | Heartbeat | Lookup | Compiled | Dense | ShapeDone | JobDone | JobStopped | JobFailed | Refused | Bye
+    Hello
+    | Settings
+    | Progress
+    | Heartbeat
+    | Lookup
+    | Compiled
+    | Dense
+    | ShapeDone
+    | JobDone
+    | JobStopped
+    | JobFailed
+    | Refused
+    | Bye
 )
 
 _KINDS: dict[str, Any] = {
     kind.KIND: kind
     for kind in (
-        Hello, Progress, Heartbeat, Lookup, Compiled, Dense, ShapeDone, JobDone, JobStopped, JobFailed, Refused, Bye
+        Hello, Settings, Progress, Heartbeat, Lookup, Compiled, Dense, ShapeDone, JobDone, JobStopped, JobFailed, Refused, Bye
     )
 }  # fmt: skip
 _ENUMS: dict[str, Any] = {"phase": Phase, "layer": Layer, "answer": Answer}

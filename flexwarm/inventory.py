@@ -52,7 +52,7 @@ def _file_entry(path: str, file: Path) -> FileEntry:
     try:
         status = os.lstat(file)
         if not stat.S_ISREG(status.st_mode):
-            raise CorruptError(f"{file} is not a regular file", "flexwarm clean, then flexwarm build")
+            raise CorruptError(f"{file} is not a regular file", "flexwarm build --rebuild")
         return FileEntry(path=path, size_bytes=status.st_size, mtime_ns=status.st_mtime_ns, sha256=_sha256(file))
     except OSError as error:
         raise store_error(error, f"read {file}") from error

@@ -106,11 +106,14 @@ def _reaper(run_id: str) -> Iterator[None]:
         start_new_session=True,
     )
     assert popen.stdin is not None
+    ended_well = False
     try:
         yield
+        ended_well = True
     finally:
         try:
-            popen.stdin.write(b"done")
+            # A signal may have cut our own reaping short; then the reaper does it all again.
+            popen.stdin.write(b"done" if ended_well else b"")
             popen.stdin.close()
         except BrokenPipeError:
             pass  # somebody killed the reaper; the run is over and was reaped by us

@@ -91,6 +91,22 @@ def hold(lock: Path, *, holder: Path, command: str, wait_seconds: float, notify:
 
 
 @contextmanager
+def hold_if_writable(
+    lock: Path, *, holder: Path, command: str, wait_seconds: float, notify: Callable[[str], None]
+) -> Iterator[None]:
+    """:func:`hold` for a command that only reads: where the lock's file cannot be written, go on without it and say so.
+
+    Who reads a store that only others can write still learns of a change: the disk is a witness of its own.
+    """
+    if os.access(lock if lock.exists() else lock.parent, os.W_OK):
+        with hold(lock, holder=holder, command=command, wait_seconds=wait_seconds, notify=notify):
+            yield
+    else:
+        notify(f"{lock.parent} cannot be written, so the bucket is read without its lock")
+        yield
+
+
+@contextmanager
 def try_hold(lock: Path, *, holder: Path, command: str) -> Iterator[str | None]:
     """Hold ``lock`` if it is free. Yields None while it is held by us, else who holds it; the caller must then leave it alone.
 

@@ -191,7 +191,7 @@ def load(bucket: Bucket) -> Manifest | None:
 
 
 def _corrupt(path: Path, why: str) -> CorruptError:
-    return CorruptError(f"{path} is corrupt: {why}", "flexwarm clean, then flexwarm build")
+    return CorruptError(f"{path} is corrupt: {why}", "flexwarm build --rebuild")
 
 
 def save(bucket: Bucket, manifest: Manifest) -> None:

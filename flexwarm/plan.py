@@ -205,5 +205,11 @@ def _check_environment(role: Role) -> None:
             raise SpecError(
                 f"role {role.name!r}: env.{name}: would move the cache out of the bucket", "leave it out; flexwarm sets it"
             )
+    for name in environment.SELECTING:
+        if name in role.env:
+            raise SpecError(
+                f"role {role.name!r}: env.{name}: it selects the bucket, so all roles have it or none",
+                f"leave it out, and set {name} for flexwarm itself",
+            )
     for name in environment.disabling(role.env):
         raise SpecError(f"role {role.name!r}: env.{name}: turns a cache off, so nothing could be warm", "leave it out")

@@ -21,6 +21,7 @@ from flexwarm.events import (
     Phase,
     Progress,
     Refused,
+    Settings,
     ShapeDone,
 )
 from flexwarm.plan import Job, Plan
@@ -56,6 +57,7 @@ class JobRecord:
     dense: tuple[Dense, ...]
     shapes: tuple[ShapeDone, ...]
     end: JobDone | JobStopped | JobFailed | None
+    settings: Settings | None
 
     @property
     def ran_to_end(self) -> bool:
@@ -94,6 +96,12 @@ class Record:
 
     workers: tuple[WorkerRecord, ...]
     jobs: Mapping[str, JobRecord]
+
+    def settings_of(self, job: Job) -> tuple[str, Mapping[str, str]]:
+        """Digest and content of Inductor's settings in which a job was compiled or loaded; empty if it never said."""
+        own, hello = self.jobs[job.id].settings, self.worker_of(job).hello
+        said = own or hello
+        return (said.config_digest, said.config) if said else ("", {})
 
     def worker_of(self, job: Job) -> WorkerRecord:
         return next(worker for worker in self.workers if worker.rank == job.rank)
@@ -138,6 +146,7 @@ def _fold_job(job: Job, said: Sequence[Event]) -> JobRecord:
         dense=tuple(e for e in said if isinstance(e, Dense)),
         shapes=tuple(e for e in said if isinstance(e, ShapeDone)),
         end=ends[-1] if ends else None,
+        settings=_last(Settings, said),
     )
 
 

@@ -288,6 +288,8 @@ def _read_shapes(table: Table) -> tuple[Shape, ...]:
             dtypes.append(Dtype(text))
         except ValueError:
             table.fail("dtype", f"{text!r} is not one of {', '.join(d.value for d in Dtype)}")
+    if len(set(dtypes)) != len(dtypes):
+        table.fail("dtype", f"a value is there twice: {list(names)}")
     return tuple(
         Shape(batch=b, q_heads=hq, kv_heads=hk, head_dim=d, q_len=lq, kv_len=lk, dtype=t)
         for t, b, hq, d, lq in product(dtypes, batch, q_heads, head_dim, q_len)

@@ -168,6 +168,15 @@ class Store:
     def holder(self) -> Path:
         return self.root / LOCKS / "store.holder.json"
 
+    def refuse_bucket_of_others(self, bucket: Bucket) -> None:
+        """Refuse a bucket whose directories other users can write, as :meth:`open` does for the store's own.
+
+        Raises:
+            StoreError: names the directory and what to do.
+        """
+        for path in (bucket.path, bucket.inductor, bucket.triton):
+            _refuse_what_others_can_write(path, self.root)
+
     def bucket(self, digest: str) -> Bucket:
         """The bucket of a fingerprint's digest, whether or not it exists."""
         if not _DIGEST.fullmatch(digest):

@@ -52,12 +52,12 @@ Exit codes:
   2    usage: option or spec
   3    this machine or build cannot do it
   4    busy: a lock was held too long
-  5    a job failed in the compiler or raised
+  5    a job failed in the compiler, raised, or gave a wrong result
   6    a worker died, hung or was killed
   7    the store is corrupt or tampered with
   8    unsafe: warm, but a hazard is open
   70   a bug in flexwarm
-  130  interrupted (143: terminated)
+  130  interrupted (143: terminated, 129: hung up)
 """
 
 
@@ -76,6 +76,8 @@ def cli() -> None:
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit; never returns and never lets an expected error show a traceback."""
     session = Session()
+    # Whatever the user's umask: what lies in a store is run as code, so nobody else may write it.
+    os.umask(os.umask(0o022) | 0o022)
     _raise_on_signals()
     try:
         result = cli.main(args=argv, prog_name="flexwarm", standalone_mode=False, obj=session)
@@ -92,8 +94,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     except (click.Abort, KeyboardInterrupt):
         code = session.fail("interrupted", "", ExitCode.INTERRUPTED)
     except Interrupted as error:
-        what = "interrupted" if error.signum == signal.SIGINT else "terminated"
-        code = session.fail(f"{what}; no worker is left and the store is whole", "", ExitCode(error.exit_code))
+        what = {signal.SIGINT: "interrupted", signal.SIGHUP: "hung up"}.get(signal.Signals(error.signum), "terminated")
+        code = session.fail(f"{what}; no worker is left and the store is whole", "", error.exit_code)
     except FlexwarmError as error:
         code = session.fail(error.message, error.hint, error.exit_code)
     except BrokenPipeError:

@@ -30,6 +30,7 @@ def lock_wait_option(function: F) -> F:
         default=600.0,
         show_default=True,
         envvar="FLEXWARM_LOCK_WAIT",
+        show_envvar=True,
         metavar="SECONDS",
         help="Longest wait for another process's lock.",
     )(function)
@@ -54,6 +55,7 @@ def limit_options(function: F) -> F:
             default=default,
             show_default=True,
             envvar="FLEXWARM_" + name[2:].upper().replace("-", "_"),
+            show_envvar=True,
             metavar="SECONDS",
             help=text,
         )(decorated)

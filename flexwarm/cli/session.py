@@ -12,8 +12,6 @@ from typing import Any, TypeVar
 
 import click
 
-from flexwarm.errors import ExitCode
-
 F = TypeVar("F", bound=Callable[..., Any])
 
 SCHEMA = 1
@@ -51,7 +49,7 @@ class Session:
         if self.verbosity >= level:
             sys.stderr.write(message + "\n")
 
-    def fail(self, message: str, hint: str, code: ExitCode) -> ExitCode:
+    def fail(self, message: str, hint: str, code: int) -> int:
         """Say why the command cannot go on: to people on standard error, to machines as JSON."""
         if self.json:
             self.emit_json({"verdict": None, "exit_code": int(code), "error": {"message": message, "hint": hint}})
@@ -88,6 +86,7 @@ def common_options(function: F) -> F:
             "--trust-shared",
             is_flag=True,
             envvar="FLEXWARM_TRUST_SHARED",
+            show_envvar=True,
             expose_value=False,
             callback=keep("trust_shared"),
             help="Use a store that other users can write. A compiled cache is code.",

@@ -68,7 +68,7 @@ def build(options: BuildOptions, environ: Mapping[str, str], watcher: Watcher) -
     with locks.hold(
         bucket.lock,
         holder=bucket.holder,
-        command="flexwarm build",
+        command="build",
         wait_seconds=options.lock_wait_seconds,
         notify=watcher.notify,
     ):
@@ -113,14 +113,14 @@ def _open_bucket(prepared: Prepared, rebuild: bool, watcher: Watcher) -> Manifes
         watcher.notify(f"the corrupt bucket is in quarantine: {target}")
         known = None
     bucket.create()
-    if not bucket.fingerprint.exists():
+    if known is None:  # an earlier one was vouched for by no manifest
         write_atomic(bucket.fingerprint, canonical.text(prepared.fingerprint.to_json()).encode() + b"\n")
     if bucket.building.exists() or known is None:
         # A compiler that was killed may have left half a file under its final name, where torch would load it.
         listed = {entry.path for entry in known.files} if known else set()
         swept = inventory.sweep(bucket, listed)
         if swept:
-            watcher.notify(f"removed {swept} files that an unfinished build left")
+            watcher.notify(f"removed {swept} files that no finished build had listed")
     return known
 
 
@@ -142,7 +142,7 @@ def _publish(prepared: Prepared, record: Record, known: Manifest | None, environ
             entry = _job_entry(prepared, job_record, record, jobs.get(job_record.job.share), environ, now)
             jobs[entry.share] = entry
     configs = dict(known.configs) if known else {}
-    configs.update({w.hello.config_digest: w.hello.config for w in record.workers if w.hello is not None})
+    configs.update(record.settings_of(job) for job in prepared.plan.jobs)
     if known is not None and not written and jobs == dict(known.jobs):
         return known
     published = Manifest(
@@ -167,7 +167,6 @@ def _job_entry(
 ) -> JobEntry:
     job = job_record.job
     worker = next(worker for worker in prepared.plan.workers if worker.rank == job.rank)
-    hello = record.worker_of(job).hello
     compiled = bool(job_record.compiled)
     keys = tuple(KeyEntry(layer=layer, key=key) for layer, key in sorted(job_record.keys))
     env = environment.key_variables({**environ, **worker.env})
@@ -184,7 +183,7 @@ def _job_entry(
         },
         keys=keys,
         env=env,
-        config_digest=hello.config_digest if hello else "",
+        config_digest=record.settings_of(job)[0],
         cold_seconds=job_record.first_seconds if compiled else (known.cold_seconds if known else None),
         built_at=now,
     )

@@ -51,6 +51,8 @@ def prepare(
     opened = Store.open(root, create=create, trust_shared=trust_shared)
     fingerprint = toolchain.fingerprint(environ, store=opened)
     bucket = opened.bucket(fingerprint.digest)
+    if not trust_shared:
+        opened.refuse_bucket_of_others(bucket)
     plan = make_plan(found, environ=environ, bucket_path=str(bucket.path), cores=len(os.sched_getaffinity(0)))
     return Prepared(spec=found, sources=sources, fingerprint=fingerprint, store=opened, bucket=bucket, plan=plan)
 
@@ -63,7 +65,7 @@ def read_spec(path: Path) -> Spec:
         SpecError: it cannot be right.
     """
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
         hint = f"name one (flexwarm build SPEC), or write {DEFAULT_SPEC}; examples/cpu.toml is one"
         raise UsageError(f"there is no spec file {path}", hint) from error

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flexwarm import launch
+from flexwarm.errors import StoreError
 from flexwarm.events import Event
-from flexwarm.files import list_names
+from flexwarm.files import list_names, make_directory
 from flexwarm.launch import Limits, OnEvent
 from flexwarm.ops.prepare import Prepared
 from flexwarm.plan import Plan
@@ -97,12 +98,12 @@ def _run_directory(bucket: Bucket) -> Path:
     """A new directory for one run, in the bucket; elsewhere when the bucket is another's and can only be read."""
     name = launch.new_run_id()
     try:
-        bucket.runs.mkdir(exist_ok=True)
+        make_directory(bucket.runs)
         for old in sorted(list_names(bucket.runs))[: -RUNS_KEPT + 1]:
             shutil.rmtree(bucket.runs / old, ignore_errors=True)  # only logs: one that cannot go stays
         directory = bucket.runs / name
         directory.mkdir()
-    except OSError:
+    except (OSError, StoreError):
         directory = Path(tempfile.mkdtemp(prefix="flexwarm-")) / name
         directory.mkdir()
     return directory

@@ -10,9 +10,8 @@ from pathlib import Path
 
 from flexwarm import environment, inventory, ledger, locks, manifest, proof
 from flexwarm.errors import CorruptError, ExitCode, FlexwarmError, StoreError
-from flexwarm.events import Hello
 from flexwarm.fingerprint import Fingerprint, differences
-from flexwarm.inventory import Fault
+from flexwarm.inventory import Fault, FaultKind
 from flexwarm.launch import Limits
 from flexwarm.manifest import JobEntry, Manifest
 from flexwarm.ops.build import sources_of
@@ -85,10 +84,10 @@ def _decide(
         return _none_run(plan, disabled, Outcome.NOT_RUN), None, None
     if not bucket.exists():
         return _none_run(plan, [_no_bucket(prepared)], Outcome.NOT_RUN), None, None
-    with locks.hold(
+    with locks.hold_if_writable(
         bucket.lock,
         holder=bucket.holder,
-        command="flexwarm verify",
+        command="verify",
         wait_seconds=options.lock_wait_seconds,
         notify=watcher.notify,
     ):
@@ -103,7 +102,7 @@ def _decide(
             return _fast(prepared, known, matches, environ), None, known
         verdict, record = _full(prepared, known, matches, options, environ, watcher)
         if verdict.kind is Kind.WARM:
-            _remember(prepared, watcher)
+            _remember(prepared, known, watcher)
         return verdict, record, known
 
 
@@ -156,9 +155,13 @@ def _fast(prepared: Prepared, known: Manifest, matches: Mapping[str, JobEntry | 
     """Whether anything has changed since a full verification found these jobs warm."""
     bucket = prepared.bucket
     faults = inventory.check(bucket, known, deep=False)
-    if faults:
-        return _none_run(prepared.plan, [_corrupt_file(fault) for fault in faults], Outcome.NOT_RUN)
-    proven = proof.proven_shares(bucket)
+    damaged = [fault for fault in faults if fault.kind is not FaultKind.MTIME]
+    if damaged:
+        return _none_run(prepared.plan, [_corrupt_file(fault) for fault in damaged], Outcome.NOT_RUN)
+    proven = proof.load(bucket)
+    touched = [fault.path for fault in faults if not proven.covers(bucket, fault.path)]
+    if touched:
+        return _none_run(prepared.plan, [_touched(touched)], Outcome.UNPROVEN)
     jobs = []
     for job in prepared.plan.jobs:
         entry = matches[job.id]
@@ -166,7 +169,7 @@ def _fast(prepared: Prepared, known: Manifest, matches: Mapping[str, JobEntry | 
             jobs.append(_not_built(job))
             continue
         reasons = list(_differences(prepared, known, job, entry, None, environ))
-        if not reasons and job.share not in proven:
+        if not reasons and job.share not in proven.shares:
             reasons.append(
                 Reason(
                     code=Code.NOT_PROVEN,
@@ -221,23 +224,23 @@ def _differences(
                     hint="flexwarm build",
                 )
             )
-    hello = record.worker_of(job).hello if record else None
-    if hello is not None and hello.config_digest != entry.config_digest:
+    digest, config = record.settings_of(job) if record else ("", {})
+    if digest and digest != entry.config_digest:
         reasons.append(
             Reason(
                 code=Code.CONFIG_CHANGED,
-                message=f"Inductor's settings are not those of the build: {_settings(known, entry, hello)}",
+                message=f"Inductor's settings are not those of the build: {_settings(known, entry, config)}",
                 hint="look for what sets them: an environment variable, or a module that the spec names",
             )
         )
     return reasons
 
 
-def _settings(known: Manifest, entry: JobEntry, hello: Hello) -> str:
+def _settings(known: Manifest, entry: JobEntry, new: Mapping[str, str]) -> str:
     """The settings that differ, by name; the first three."""
     old = known.configs.get(entry.config_digest, {})
-    names = sorted(name for name in old.keys() | hello.config.keys() if old.get(name) != hello.config.get(name))
-    told = "; ".join(f"{name} {old.get(name, 'unset')} -> {hello.config.get(name, 'unset')}" for name in names[:3])
+    names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
+    told = "; ".join(f"{name} {old.get(name, 'unset')} -> {new.get(name, 'unset')}" for name in names[:3])
     return told + (f"; and {len(names) - 3} more" if len(names) > 3 else "")
 
 
@@ -259,6 +262,16 @@ def _none_run(plan: Plan, reasons: Sequence[Reason], outcome: Outcome) -> Verdic
     assert reasons, "a verdict without evidence needs a reason"
     jobs = [JobVerdict(job=job, outcome=outcome, reasons=(), record=None) for job in plan.jobs]
     return conclude(jobs, reasons, best=Kind.UNKNOWN)
+
+
+def _touched(paths: Sequence[str]) -> Reason:
+    """``--fast`` reads no content, so a file that was written or copied since is one that nobody has looked at."""
+    more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+    return Reason(
+        code=Code.NOT_PROVEN,
+        message=f"{paths[0]}{more} changed its time since a verification last read it",
+        hint="run flexwarm verify without --fast once",
+    )
 
 
 def _corrupt(message: str) -> Reason:
@@ -313,10 +326,11 @@ def _cold_seconds(known: Manifest | None, job: Job) -> float | None:
     return entry.cold_seconds if entry else None
 
 
-def _remember(prepared: Prepared, watcher: Watcher) -> None:
+def _remember(prepared: Prepared, known: Manifest, watcher: Watcher) -> None:
     """Keep the proof for ``--fast``, and the use for ``clean``; a store that can only be read keeps neither."""
+    touched = {fault.path for fault in inventory.check(prepared.bucket, known, deep=False)}
     try:
-        proof.add(prepared.bucket, frozenset(job.share for job in prepared.plan.jobs))
+        proof.add(prepared.bucket, {job.share for job in prepared.plan.jobs}, touched)
         ledger.append(prepared.bucket, {"command": "verify", "verdict": Kind.WARM.value, "exit_code": int(ExitCode.OK)})
     except StoreError as error:
         watcher.notify(f"the proof is not kept for --fast: {error.message}")

@@ -21,6 +21,7 @@ from flexwarm.events import (
     Phase,
     Progress,
     Refused,
+    Settings,
     ShapeDone,
 )
 from flexwarm.plan import Job, Plan
@@ -96,7 +97,7 @@ class RunProgress:
 
     def on_event(self, rank: int, event: Event) -> None:
         """Move one row on."""
-        if isinstance(event, (Hello, Refused, Bye)):
+        if isinstance(event, (Hello, Settings, Refused, Bye)):
             return
         if isinstance(event, Progress) and event.job is None:
             for row in self._rows.values():

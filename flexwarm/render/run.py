@@ -15,7 +15,7 @@ from flexwarm.verdict import JobVerdict, Outcome
 
 
 def run_json(result: RunResult) -> dict[str, Any]:
-    """The fields of design.md section 6, numbers raw and with their unit in the name."""
+    """What docs/reference/json.md says, numbers raw and with their unit in the name."""
     return {
         "verdict": result.verdict.kind.value,
         "exit_code": int(result.verdict.exit_code),

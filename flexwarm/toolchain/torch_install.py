@@ -13,7 +13,7 @@ from typing import Final
 
 from flexwarm.errors import UnsupportedError
 
-#: The minor versions whose private parts flexwarm has contract tests for.
+#: The minor versions whose private parts were read in their sources; which of them are tested, docs/explanation/design.md says.
 KNOWN_TORCH: Final = ((2, 9), (2, 10), (2, 11), (2, 12), (2, 13), (2, 14))
 
 _RELEASE = re.compile(r"(\d+)\.(\d+)")

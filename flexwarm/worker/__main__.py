@@ -13,12 +13,16 @@ import sys
 import time
 import traceback
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flexwarm import canonical
 from flexwarm.errors import FlexwarmError
-from flexwarm.events import Bye, Hello, JobDone, JobFailed, JobStopped, Phase, Refused
+from flexwarm.events import Bye, Hello, JobDone, JobFailed, JobStopped, Phase, Refused, Settings
 from flexwarm.observer.recorder import Recorder, StopAtMiss
 from flexwarm.request import JobRequest, WorkerRequest
+
+if TYPE_CHECKING:
+    from flexwarm.observer.torch_api import TorchApi
 
 _PR_SET_PDEATHSIG = 1
 HEARTBEAT_SECONDS = 5.0
@@ -57,7 +61,8 @@ def run_worker(request: WorkerRequest, recorder: Recorder) -> None:
     if any(job.device != "cpu" for job in request.jobs):
         compilers.watch_triton(recorder)
         compilers.watch_autotune(api, recorder)
-    config = {name: repr(value) for name, value in api.inductor_config.save_config_portable().items()}
+    config = read_settings(api)
+    settled = canonical.digest(config)
     recorder.emit(
         Hello(
             t=time.time(),
@@ -70,7 +75,7 @@ def run_worker(request: WorkerRequest, recorder: Recorder) -> None:
                 "python.version": platform.python_version(),
                 "cpu.capability": torch.backends.cpu.get_cpu_capability(),
             },
-            config_digest=canonical.digest(config),
+            config_digest=settled,
             config=config,
             import_seconds=time.perf_counter() - started,
         )
@@ -97,7 +102,15 @@ def run_worker(request: WorkerRequest, recorder: Recorder) -> None:
             # A stop that something swallowed is still a stop.
             kind = JobStopped if recorder.stopped else JobDone
             _emit_end(kind, job, recorder, caches.counted_since(api, before), started)
+        config = read_settings(api)
+        if canonical.digest(config) != settled:
+            recorder.emit(Settings(t=time.time(), job=job.id, config_digest=canonical.digest(config), config=config))
     recorder.job = None
+
+
+def read_settings(api: TorchApi) -> dict[str, str]:
+    """Inductor's settings that enter its keys, as text."""
+    return {name: repr(value) for name, value in api.inductor_config.save_config_portable().items()}
 
 
 def _emit_end(

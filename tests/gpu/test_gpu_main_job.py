@@ -8,7 +8,7 @@ import pytest
 
 from flexwarm import toolchain
 from flexwarm.inventory import changed, snapshot
-from tests.main.conftest import Flexwarm
+from tests.harness import Flexwarm
 
 pytestmark = [
     pytest.mark.gpu,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import SECOND, SMALL, Flexwarm
+from tests.harness import SECOND, SMALL, Flexwarm
 
 pytestmark = pytest.mark.torch
 

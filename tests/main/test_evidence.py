@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flexwarm.inventory import changed, snapshot
-
-from .conftest import SMALL, Flexwarm
+from tests.harness import SMALL, Flexwarm
 
 pytestmark = pytest.mark.torch
 
@@ -70,15 +69,14 @@ def test_a_file_that_changes_while_every_layer_hits_is_a_witness_that_disagrees(
 
 def test_a_setting_of_inductor_that_changed_is_named(warm: Flexwarm) -> None:
     source = "import torch._inductor.config as c\nc.max_fusion_size = {}\n" + PLAIN
-    # The setting is made when the module is loaded, which is inside the job and after the worker said hello; the key
-    # holds it all the same.
     user_mask(warm, source.format(64))
     assert warm.run_json("build").code == 0
     assert warm.run_json("verify").json["verdict"] == "warm"
     user_mask(warm, source.format(32))
     done = warm.run_json("verify")
     assert (done.code, done.json["verdict"]) == (1, "cold")
-    assert "fx-miss" in done.codes()
+    assert {"fx-miss", "config-changed"} <= done.codes()
+    assert "max_fusion_size 64 -> 32" in done.messages()
 
 
 def test_compiling_switched_off_is_not_warm_because_no_layer_was_asked(warm: Flexwarm) -> None:

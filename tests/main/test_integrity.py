@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import Flexwarm
+from tests.harness import Flexwarm
 
 pytestmark = pytest.mark.torch
 

@@ -85,7 +85,7 @@ def _refuse(what: str) -> UnsupportedError:
 
     return UnsupportedError(
         f"torch {torch.__version__} is not known to flexwarm: {what}",
-        "use a torch from 2.9 to 2.14, or a flexwarm that knows this one",
+        "use a release of a torch that flexwarm knows, or a flexwarm that knows this one",
     )
 
 
