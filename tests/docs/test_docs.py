@@ -17,7 +17,6 @@ from flexwarm.canonical import StrEnum
 from flexwarm.cli.main import COMMANDS
 from flexwarm.errors import ExitCode, SpecError
 from flexwarm.events import Answer, Compiled, Dense, Event, Hello, JobDone, JobFailed, Layer, Lookup, ShapeDone
-from flexwarm.inventory import FaultKind
 from flexwarm.launch import Limits
 from flexwarm.ops import clean
 from flexwarm.ops.run import RunResult
@@ -313,8 +312,8 @@ def test_the_store_page_names_everything_that_lies_in_a_store() -> None:
         assert name in layout, path
 
 
-def test_every_fault_that_a_person_can_fix_by_copying_is_named() -> None:
-    assert FaultKind.MTIME.value in code_in(page("reasons.md")) & code_in(page("store.md"))
+def test_the_store_page_says_what_a_copy_means_for_fast() -> None:
+    assert Code.NOT_PROVEN.value in code_in(section(page("store.md"), "Copying a store"))
 
 
 def test_every_module_of_the_package_stands_on_a_floor_of_the_design_page() -> None:

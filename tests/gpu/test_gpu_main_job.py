@@ -70,7 +70,8 @@ def test_captured_tensors_scores_layout_and_a_compiled_mask_are_proven(flexwarm:
     flexwarm.spec(
         spec(
             workload("document", more="").replace('"causal"', '"document"\nmask_args = { documents = 4 }'),
-            workload("bias", more='score_mod = "relative_bias"\nlayout = "bshd"'),
+            # In its default configuration this kernel wants more shared memory than an H200 has.
+            workload("bias", more='score_mod = "relative_bias"\nlayout = "bshd"\nkernel_options = { num_stages = 1 }'),
             workload("masked", more="compile_mask = true"),
         )
     )
