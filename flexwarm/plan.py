@@ -160,6 +160,12 @@ def _rank_variables(role: Role, process: int, rank: int, world: int) -> dict[str
         "LOCAL_WORLD_SIZE": str(role.processes),
         "GROUP_WORLD_SIZE": "1",
         "ROLE_WORLD_SIZE": str(role.processes),
+        # Read by training modules when they are imported; nothing connects here.
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "29500",
+        "TORCHELASTIC_RUN_ID": "flexwarm",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
     }
 
 

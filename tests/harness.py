@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -100,6 +101,8 @@ class Flexwarm:
             cwd=self.directory,
             env=self.environ(env),
             stdin=subprocess.DEVNULL,
+            # A shell that runs the tests in the background makes them ignore Ctrl-C, and what they start inherits that.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL) and None,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

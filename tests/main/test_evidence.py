@@ -19,10 +19,14 @@ PLAIN = "def mask(b, h, q, kv):\n    return q >= kv\n"
 
 
 def test_flex_that_runs_dense_is_unsafe_with_the_calling_line_and_never_warm(warm: Flexwarm) -> None:
-    user_mask(warm, "import torch\ntorch._dynamo.config.disable = True\n" + PLAIN)
+    """Past its recompile limit Dynamo runs the call uncompiled: one warning, then dense attention for ever."""
+    user_mask(warm, "import torch\ntorch._dynamo.config.recompile_limit = 1\n" + PLAIN)
+    text = (warm.directory / "flexwarm.toml").read_text()
+    warm.spec(text.replace("q_len = 128", "q_len = [128, 256]\ncompile = { dynamic = false }"))
     done = warm.run_json("build")
-    assert (done.code, done.json["verdict"]) == (8, "unsafe")
-    assert {"dense-fallback", "no-evidence"} <= done.codes()
+    assert (done.code, done.json["verdict"]) == (8, "unsafe"), done.messages()
+    assert done.codes() == {"dense-fallback"}
+    assert "(1, 2, 256, 32)" in done.messages()
     (hazard,) = done.json["hazards"]
     assert hazard["code"] == "dense-fallback"
     assert hazard["stack"]
