@@ -13,8 +13,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from flexwarm.errors import SpecError
-from flexwarm.spec import Function, Spec
+from flexwarm.spec import Spec
 from flexwarm.tables import suggestion
+from flexwarm.workload import Function
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

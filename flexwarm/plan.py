@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from flexwarm import canonical, environment
 from flexwarm.environment import Effect
 from flexwarm.errors import SpecError
-from flexwarm.spec import Spec, Workload
+from flexwarm.spec import Spec
 from flexwarm.topology import CPU, Role
+from flexwarm.workload import Workload
 
 #: What a launch must set, beside the two cache directories, to use a bucket. Inductor keeps a precompiled C++ header
 #: in the machine's temporary directory, outside of every cache: after a reboot a launch that hits every key would

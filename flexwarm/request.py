@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flexwarm.canonical import StrEnum, plain
-from flexwarm.spec import Workload, workload_from_json
+from flexwarm.workload import Workload, workload_from_json
 
 SCHEMA = 1
 

@@ -93,11 +93,11 @@ class Table:
             self.fail(key, f"expected text or a list of texts, found {value!r}")
         return tuple(items)
 
-    def integers(self, key: str, default: Sequence[int] | None) -> tuple[int, ...]:
+    def integers(self, key: str) -> tuple[int, ...] | None:
         """A whole number of at least 1, or a list of them: a list is a grid."""
-        value = self._take(key, (int, list), None if default is None else list(default))
+        value = self._take(key, (int, list), None)
         if value is None:
-            self.fail(key, "is missing")
+            return None
         items = value if isinstance(value, list) else [value]
         if not items:
             self.fail(key, "an empty list is a grid without points")
@@ -107,6 +107,20 @@ class Table:
         if len(set(items)) != len(items):
             self.fail(key, f"a value is there twice: {items}")
         return tuple(items)
+
+    def require_integers(self, key: str) -> tuple[int, ...]:
+        value = self.integers(key)
+        if value is None:
+            self.fail(key, "is missing")
+        return value
+
+    def tables(self, key: str) -> list[object]:
+        """The ``[[key]]`` tables, not yet read; none where there is no such key."""
+        self._known.append(key)
+        value = self.data.get(key, [])
+        if not isinstance(value, list):
+            self.fail(key, f"expected [[{key}]] tables, found {kind_of(value)}", f"write [[{key}]] with two brackets")
+        return value
 
     def choice(self, key: str, kind: type[E], default: E) -> E:
         value = self._take(key, str, default.value)

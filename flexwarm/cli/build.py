@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 
 import click
@@ -23,31 +24,16 @@ def command(session: Session, spec: Path, dry_run: bool, rebuild: bool, limits: 
 
     Exit 0: everything is stored (verdict "built"), or was there already ("warm"). A failed build publishes nothing.
     """
-    from flexwarm.ops.build import BuildOptions, build, prepare_build
-    from flexwarm.ops.run import Watcher
+    from flexwarm.cli.running import run_and_render, run_options
+    from flexwarm.ops.build import build, prepare_build
     from flexwarm.render import run as render
-    from flexwarm.render.progress import RunProgress
 
-    options = BuildOptions(
-        spec=spec,
-        root=session.store,
-        trust_shared=session.trust_shared,
-        rebuild=rebuild,
-        limits=limits,
-        lock_wait_seconds=lock_wait_seconds,
-    )
-    if dry_run:
-        prepared = prepare_build(options, dict(os.environ), create=False)
-        if session.json:
-            session.emit_json(render.plan_json(prepared.plan, prepared.bucket.digest))
-        else:
-            render.print_plan(prepared.plan, str(prepared.bucket.path))
-        return 0
-    with RunProgress("build", quiet=session.verbosity < 0) as progress:
-        watcher = Watcher(on_plan=progress.on_plan, on_event=progress.on_event, notify=progress.notify)
-        result = build(options, dict(os.environ), watcher)
+    options = run_options(session, spec, limits, lock_wait_seconds)
+    if not dry_run:
+        return run_and_render(session, options, partial(build, rebuild=rebuild))
+    prepared = prepare_build(options, dict(os.environ), create=False)
     if session.json:
-        session.emit_json(render.run_json(result))
+        session.emit_json(render.plan_json(prepared.plan, prepared.bucket.digest))
     else:
-        render.print_run(result, verbosity=session.verbosity)
-    return int(result.verdict.exit_code)
+        render.print_plan(prepared.plan, str(prepared.bucket.path))
+    return 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+from functools import partial
 from pathlib import Path
 
 import click
@@ -23,24 +23,7 @@ def command(session: Session, spec: Path, fast: bool, limits: Limits, lock_wait_
     Exit 0 is "warm": every key hit, no compiler ran, the disk did not change, and results agree with dense attention.
     Nothing is compiled, also when the bucket is cold: a job is stopped at its first miss.
     """
-    from flexwarm.ops.run import Watcher
-    from flexwarm.ops.verify import VerifyOptions, verify
-    from flexwarm.render import run as render
-    from flexwarm.render.progress import RunProgress
+    from flexwarm.cli.running import run_and_render, run_options
+    from flexwarm.ops.verify import verify
 
-    options = VerifyOptions(
-        spec=spec,
-        root=session.store,
-        trust_shared=session.trust_shared,
-        fast=fast,
-        limits=limits,
-        lock_wait_seconds=lock_wait_seconds,
-    )
-    with RunProgress("verify", quiet=session.verbosity < 0) as progress:
-        watcher = Watcher(on_plan=progress.on_plan, on_event=progress.on_event, notify=progress.notify)
-        result = verify(options, dict(os.environ), watcher)
-    if session.json:
-        session.emit_json(render.run_json(result))
-    else:
-        render.print_run(result, verbosity=session.verbosity)
-    return int(result.verdict.exit_code)
+    return run_and_render(session, run_options(session, spec, limits, lock_wait_seconds), partial(verify, fast=fast))

@@ -7,38 +7,21 @@ import os
 import socket
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import datetime, timezone
-from pathlib import Path
-from typing import Any
 
 from flexwarm import __version__, canonical, entries, environment, inventory, ledger, locks, manifest
 from flexwarm.errors import CorruptError, ExitCode, UsageError
 from flexwarm.files import sync_directory, write_atomic
-from flexwarm.launch import Limits
 from flexwarm.manifest import JobEntry, KeyEntry, Manifest
-from flexwarm.ops.prepare import Prepared, prepare
-from flexwarm.ops.run import RunResult, Watcher, run_workers
-from flexwarm.plan import Job
+from flexwarm.ops.prepare import Prepared, prepare, sources_of
+from flexwarm.ops.run import RunOptions, RunResult, Watcher, run_workers
 from flexwarm.record import End, JobRecord, Record
 from flexwarm.request import Purpose
 from flexwarm.store import Bucket
 from flexwarm.verdict import Verdict, judge_build
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BuildOptions:
-    """What the user asked for; ``rebuild`` puts a corrupt bucket into quarantine and starts anew."""
-
-    spec: Path
-    root: Path | None
-    trust_shared: bool
-    rebuild: bool
-    limits: Limits
-    lock_wait_seconds: float
-
-
-def prepare_build(options: BuildOptions, environ: Mapping[str, str], *, create: bool = True) -> Prepared:
+def prepare_build(options: RunOptions, environ: Mapping[str, str], *, create: bool = True) -> Prepared:
     """Check everything and plan; ``--dry-run`` ends here, and does not ``create`` the store.
 
     Raises:
@@ -56,8 +39,11 @@ def prepare_build(options: BuildOptions, environ: Mapping[str, str], *, create: 
     )
 
 
-def build(options: BuildOptions, environ: Mapping[str, str], watcher: Watcher) -> RunResult:
+def build(options: RunOptions, environ: Mapping[str, str], watcher: Watcher, *, rebuild: bool) -> RunResult:
     """Build the spec into its bucket.
+
+    Args:
+        rebuild: put a corrupt bucket into quarantine and start anew, instead of refusing it.
 
     Raises:
         FlexwarmError: it could not begin. A job that fails is in the result, not raised.
@@ -72,7 +58,7 @@ def build(options: BuildOptions, environ: Mapping[str, str], watcher: Watcher) -
         wait_seconds=options.lock_wait_seconds,
         notify=watcher.notify,
     ):
-        known = _open_bucket(prepared, options.rebuild, watcher)
+        known = _open_bucket(prepared, rebuild, watcher)
         _mark_building(bucket)
         before = inventory.snapshot(bucket)
         record = run_workers(
@@ -187,12 +173,6 @@ def _job_entry(
         cold_seconds=job_record.first_seconds if compiled else (known.cold_seconds if known else None),
         built_at=now,
     )
-
-
-def sources_of(prepared: Prepared, job: Job) -> dict[str, Any]:
-    """Module -> digest of its source, of the user's functions that the job calls."""
-    names = [function.module for _, function in job.workload.functions if not function.is_builtin]
-    return {name: prepared.sources[name].sha256 for name in names}
 
 
 def _result(

@@ -11,7 +11,7 @@ from flexwarm import modules, spec, store, toolchain
 from flexwarm.errors import UnsupportedError, UsageError
 from flexwarm.fingerprint import Fingerprint
 from flexwarm.modules import Source
-from flexwarm.plan import SELF_CONTAINED, Plan, make_plan
+from flexwarm.plan import SELF_CONTAINED, Job, Plan, make_plan
 from flexwarm.spec import Spec
 from flexwarm.store import Bucket, Store
 from flexwarm.topology import Role
@@ -95,3 +95,9 @@ def check_devices(roles: tuple[Role, ...], environ: Mapping[str, str]) -> None:
                 f"role {role.name!r}: devices: cuda:{index} is not there: {there}",
                 'say devices = "cpu" to try the spec here' if not gpus else "",
             )
+
+
+def sources_of(prepared: Prepared, job: Job) -> dict[str, str | None]:
+    """Module -> digest of its source, of the user's functions that the job calls."""
+    names = [function.module for _, function in job.workload.functions if not function.is_builtin]
+    return {name: prepared.sources[name].sha256 for name in names}

@@ -25,6 +25,17 @@ RUNS_KEPT = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """What the user asked for, of build and of verify alike; ``root`` None is the default store."""
+
+    spec: Path
+    root: Path | None
+    trust_shared: bool
+    limits: Limits
+    lock_wait_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Watcher:
     """How an operation tells what goes on; it prints nothing itself.
 

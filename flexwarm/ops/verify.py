@@ -5,19 +5,14 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
 from flexwarm import environment, inventory, ledger, locks, manifest, proof
-from flexwarm.errors import CorruptError, ExitCode, FlexwarmError, StoreError
-from flexwarm.fingerprint import Fingerprint, differences
+from flexwarm.errors import CorruptError, ExitCode, StoreError
 from flexwarm.inventory import Fault, FaultKind
-from flexwarm.launch import Limits
 from flexwarm.manifest import JobEntry, Manifest
-from flexwarm.ops.build import sources_of
-from flexwarm.ops.fingerprint import read as read_fingerprint
+from flexwarm.ops.differences import differences_since_build, no_bucket
 from flexwarm.ops.prepare import Prepared, prepare
-from flexwarm.ops.run import RunResult, Watcher, run_workers
+from flexwarm.ops.run import RunOptions, RunResult, Watcher, run_workers
 from flexwarm.plan import Job, Plan
 from flexwarm.reasons import Code, Kind, Reason
 from flexwarm.record import Record
@@ -25,20 +20,11 @@ from flexwarm.request import Purpose
 from flexwarm.verdict import JobVerdict, Outcome, Verdict, conclude, judge_verify
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VerifyOptions:
-    """What the user asked for; ``fast`` starts no worker."""
-
-    spec: Path
-    root: Path | None
-    trust_shared: bool
-    fast: bool
-    limits: Limits
-    lock_wait_seconds: float
-
-
-def verify(options: VerifyOptions, environ: Mapping[str, str], watcher: Watcher) -> RunResult:
+def verify(options: RunOptions, environ: Mapping[str, str], watcher: Watcher, *, fast: bool) -> RunResult:
     """The verdict on the spec's bucket.
+
+    Args:
+        fast: start no worker; ask whether anything changed since the last full verification.
 
     Raises:
         FlexwarmError: it could not begin. Anything that is wrong with the bucket is a verdict, not raised.
@@ -52,7 +38,7 @@ def verify(options: VerifyOptions, environ: Mapping[str, str], watcher: Watcher)
         building=False,
         create=False,
     )
-    verdict, record, known = _decide(prepared, options, environ, watcher)
+    verdict, record, known = _decide(prepared, options, environ, watcher, fast=fast)
     cold = {job.id: _cold_seconds(known, job) for job in prepared.plan.jobs}
     return RunResult(
         verdict=verdict,
@@ -62,14 +48,14 @@ def verify(options: VerifyOptions, environ: Mapping[str, str], watcher: Watcher)
         record=record,
         cold_seconds={job: seconds for job, seconds in cold.items() if seconds is not None},
         seconds=time.perf_counter() - started,
-        fast=options.fast,
+        fast=fast,
         bucket_bytes=sum(entry.size_bytes for entry in known.files) if known else None,
         bucket_files=len(known.files) if known else None,
     )
 
 
 def _decide(
-    prepared: Prepared, options: VerifyOptions, environ: Mapping[str, str], watcher: Watcher
+    prepared: Prepared, options: RunOptions, environ: Mapping[str, str], watcher: Watcher, *, fast: bool
 ) -> tuple[Verdict, Record | None, Manifest | None]:
     plan, bucket = prepared.plan, prepared.bucket
     disabled = [
@@ -83,7 +69,7 @@ def _decide(
     if disabled:
         return _none_run(plan, disabled, Outcome.NOT_RUN), None, None
     if not bucket.exists():
-        return _none_run(plan, [_no_bucket(prepared)], Outcome.NOT_RUN), None, None
+        return _none_run(plan, [no_bucket(prepared)], Outcome.NOT_RUN), None, None
     with locks.hold_if_writable(
         bucket.lock,
         holder=bucket.holder,
@@ -98,7 +84,7 @@ def _decide(
         if known is None:
             return _none_run(plan, [_unfinished(prepared)], Outcome.NOT_RUN), None, None
         matches = {job.id: _match(job, known) for job in plan.jobs}
-        if options.fast:
+        if fast:
             return _fast(prepared, known, matches, environ), None, known
         verdict, record = _full(prepared, known, matches, options, environ, watcher)
         if verdict.kind is Kind.WARM:
@@ -110,7 +96,7 @@ def _full(
     prepared: Prepared,
     known: Manifest,
     matches: Mapping[str, JobEntry | None],
-    options: VerifyOptions,
+    options: RunOptions,
     environ: Mapping[str, str],
     watcher: Watcher,
 ) -> tuple[Verdict, Record | None]:
@@ -144,7 +130,7 @@ def _full(
     verdict = judge_verify(
         record,
         expected={job_id: frozenset((key.layer, key.key) for key in entry.keys) for job_id, entry in built.items()},
-        notes={job.id: _differences(prepared, known, job, built[job.id], record, environ) for job in runnable.jobs},
+        notes={job.id: differences_since_build(prepared, known, job, built[job.id], record, environ) for job in runnable.jobs},
         disk=disk,
         parent_components=prepared.fingerprint.select,
     )
@@ -168,7 +154,7 @@ def _fast(prepared: Prepared, known: Manifest, matches: Mapping[str, JobEntry | 
         if entry is None:
             jobs.append(_not_built(job))
             continue
-        reasons = list(_differences(prepared, known, job, entry, None, environ))
+        reasons = list(differences_since_build(prepared, known, job, entry, None, environ))
         if not reasons and job.share not in proven.shares:
             reasons.append(
                 Reason(
@@ -195,57 +181,6 @@ def _only_jobs(plan: Plan, wanted: Sequence[str]) -> Plan:
         dataclasses.replace(worker, jobs=tuple(job for job in worker.jobs if job.id in wanted)) for worker in plan.workers
     ]
     return Plan(workers=tuple(worker for worker in workers if worker.jobs))
-
-
-def _differences(
-    prepared: Prepared, known: Manifest, job: Job, entry: JobEntry, record: Record | None, environ: Mapping[str, str]
-) -> list[Reason]:
-    """What is not as it was when the job was built, of what can make a key miss."""
-    worker = next(worker for worker in prepared.plan.workers if worker.rank == job.rank)
-    now = environment.key_variables({**environ, **worker.env})
-    reasons = []
-    for name in sorted(now.keys() | entry.env.keys()):
-        old, new = entry.env.get(name), now.get(name)
-        if old != new:
-            reasons.append(
-                Reason(
-                    code=Code.ENV_CHANGED,
-                    message=f"{name} was {_shown(old)} when this was built and is {_shown(new)} now",
-                    hint=f"build with {name} as the launch has it",
-                )
-            )
-    old_sources = entry.detail.get("sources", {})
-    for module, digest in sources_of(prepared, job).items():
-        if old_sources.get(module) != digest:
-            reasons.append(
-                Reason(
-                    code=Code.SOURCE_CHANGED,
-                    message=f"the source of {module} is not what it was when this was built",
-                    hint="flexwarm build",
-                )
-            )
-    digest, config = record.settings_of(job) if record else ("", {})
-    if digest and digest != entry.config_digest:
-        reasons.append(
-            Reason(
-                code=Code.CONFIG_CHANGED,
-                message=f"Inductor's settings are not those of the build: {_settings(known, entry, config)}",
-                hint="look for what sets them: an environment variable, or a module that the spec names",
-            )
-        )
-    return reasons
-
-
-def _settings(known: Manifest, entry: JobEntry, new: Mapping[str, str]) -> str:
-    """The settings that differ, by name; the first three."""
-    old = known.configs.get(entry.config_digest, {})
-    names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
-    told = "; ".join(f"{name} {old.get(name, 'unset')} -> {new.get(name, 'unset')}" for name in names[:3])
-    return told + (f"; and {len(names) - 3} more" if len(names) > 3 else "")
-
-
-def _shown(value: str | None) -> str:
-    return "unset" if value is None else repr(value)
 
 
 def _not_built(job: Job) -> JobVerdict:
@@ -288,37 +223,6 @@ def _unfinished(prepared: Prepared) -> Reason:
         message=f"no build has finished in bucket {prepared.bucket.digest}",
         hint="flexwarm build",
     )
-
-
-def _no_bucket(prepared: Prepared) -> Reason:
-    """Say that nothing was built for this machine; and, if something was for another, in what the two differ."""
-    message = f"nothing was built for this toolchain (bucket {prepared.bucket.digest})"
-    nearest = _nearest(prepared)
-    if nearest is not None:
-        changes = [change for change in differences(nearest[1], prepared.fingerprint) if change.selects]
-        told = "; ".join(f"{c.component} {_shown(c.old)} -> {_shown(c.new)}" for c in changes[:3])
-        more = f"; and {len(changes) - 3} more" if len(changes) > 3 else ""
-        return Reason(
-            code=Code.FINGERPRINT_CHANGED,
-            message=f"{message}; the nearest bucket {nearest[0]} differs in {told}{more}",
-            hint=f"flexwarm build, or flexwarm fingerprint --diff {nearest[0]}",
-        )
-    return Reason(code=Code.NO_BUCKET, message=message, hint="flexwarm build")
-
-
-def _nearest(prepared: Prepared) -> tuple[str, Fingerprint] | None:
-    found = []
-    for bucket in prepared.store.buckets():
-        try:
-            fingerprint = read_fingerprint(bucket.fingerprint)
-        except FlexwarmError:
-            continue  # only named to help; a bucket that cannot be read is no help
-        distance = sum(change.selects for change in differences(fingerprint, prepared.fingerprint))
-        found.append((distance, bucket.digest, fingerprint))
-    if not found:
-        return None
-    _, digest, fingerprint = min(found, key=lambda item: item[:2])
-    return digest, fingerprint
 
 
 def _cold_seconds(known: Manifest | None, job: Job) -> float | None:

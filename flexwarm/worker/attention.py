@@ -13,8 +13,8 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 
 from flexwarm.events import Phase, ShapeDone
 from flexwarm.observer.recorder import Recorder
-from flexwarm.spec import CallSite, Layout, Shape, Workload
 from flexwarm.worker import masks, reference
+from flexwarm.workload import CallSite, Layout, Shape, Workload
 
 
 class FlexModule(torch.nn.Module):  # type: ignore[misc] # torch is untyped for us

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from flexwarm.spec import Function
+from flexwarm.workload import Function
 
 #: (batch, head, query index, key index) -> bool tensor
 MaskMod = Callable[..., Any]

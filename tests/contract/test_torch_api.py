@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from flexwarm import spec, toolchain
+from flexwarm import toolchain, workload
 from flexwarm.observer.torch_api import resolve
 
 pytestmark = pytest.mark.torch
@@ -66,7 +66,7 @@ def test_a_part_of_another_shape_is_refused_too(monkeypatch: pytest.MonkeyPatch)
 def test_dynamos_recompile_limit_is_what_the_planner_counts_with() -> None:
     import torch._dynamo.config as config
 
-    assert config.recompile_limit == spec.RECOMPILE_LIMIT
+    assert config.recompile_limit == workload.RECOMPILE_LIMIT
 
 
 def test_the_installed_torch_is_one_that_flexwarm_knows() -> None:

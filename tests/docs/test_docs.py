@@ -24,10 +24,10 @@ from flexwarm.plan import Plan, bucket_environment, make_plan
 from flexwarm.reasons import MEANING, Code, Kind
 from flexwarm.record import End, Exit, fold
 from flexwarm.render.run import plan_json, run_json
-from flexwarm.spec import CallSite, Dtype, Layout
 from flexwarm.store import Bucket
 from flexwarm.topology import ProcessGroup
 from flexwarm.verdict import Outcome, judge_verify
+from flexwarm.workload import RECOMPILE_LIMIT, CallSite, Dtype, Layout
 
 ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = ROOT / "docs" / "reference"
@@ -248,7 +248,7 @@ def test_the_spec_page_has_exactly_the_attributes_of_a_factorys_context() -> Non
 
 def test_the_recompile_limit_on_the_spec_page_is_that_of_the_code() -> None:
     (row,) = [cells for cells in rows(page("spec.md")) if cells[0] == "`recompile_limit`"]
-    assert row[2] == str(spec.RECOMPILE_LIMIT)
+    assert row[2] == str(RECOMPILE_LIMIT)
 
 
 def test_the_order_of_a_grid_is_the_one_on_the_spec_page() -> None:

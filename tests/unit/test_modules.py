@@ -8,7 +8,7 @@ import pytest
 
 from flexwarm.errors import SpecError
 from flexwarm.modules import find
-from flexwarm.spec import Function
+from flexwarm.workload import Function
 
 
 def test_a_function_in_a_package_is_found_without_importing_the_package(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 from flexwarm import spec
 from flexwarm.canonical import plain
 from flexwarm.errors import ExitCode, SpecError
-from flexwarm.spec import CallSite, Dtype, workload_from_json
+from flexwarm.workload import CallSite, Dtype, workload_from_json
 
 WORKLOAD = """
 [[workload]]

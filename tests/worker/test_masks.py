@@ -9,8 +9,8 @@ import torch
 from torch.nn.attention.flex_attention import flex_attention
 
 from flexwarm import catalogue
-from flexwarm.spec import Function
 from flexwarm.worker import masks, reference
+from flexwarm.workload import Function
 
 Q_LEN = 24
 

@@ -1,0 +1,43 @@
+"""What build and verify do alike around their operation: show its progress, render its result, give its exit code."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from flexwarm.cli.session import Session
+from flexwarm.launch import Limits
+from flexwarm.ops.run import RunOptions, RunResult, Watcher
+
+Operation = Callable[[RunOptions, Mapping[str, str], Watcher], RunResult]
+
+
+def run_options(session: Session, spec: Path, limits: Limits, lock_wait_seconds: float) -> RunOptions:
+    """The options of a run, from those of the command line."""
+    return RunOptions(
+        spec=spec,
+        root=session.store,
+        trust_shared=session.trust_shared,
+        limits=limits,
+        lock_wait_seconds=lock_wait_seconds,
+    )
+
+
+def run_and_render(session: Session, options: RunOptions, operation: Operation) -> int:
+    """Run ``operation`` under the eyes of the user.
+
+    Returns:
+        The exit code.
+    """
+    from flexwarm.render import run as render
+    from flexwarm.render.progress import RunProgress
+
+    with RunProgress(session.command, quiet=session.verbosity < 0) as progress:
+        watcher = Watcher(on_plan=progress.on_plan, on_event=progress.on_event, notify=progress.notify)
+        result = operation(options, dict(os.environ), watcher)
+    if session.json:
+        session.emit_json(render.run_json(result))
+    else:
+        render.print_run(result, verbosity=session.verbosity)
+    return int(result.verdict.exit_code)

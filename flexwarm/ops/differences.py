@@ -1,0 +1,97 @@
+"""Why a job might miss: what is not as it was at its build, and which other bucket comes nearest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from flexwarm import environment
+from flexwarm.errors import FlexwarmError
+from flexwarm.fingerprint import Fingerprint, differences
+from flexwarm.manifest import JobEntry, Manifest
+from flexwarm.ops.fingerprint import read as read_fingerprint
+from flexwarm.ops.prepare import Prepared, sources_of
+from flexwarm.plan import Job
+from flexwarm.reasons import Code, Reason
+from flexwarm.record import Record
+
+
+def differences_since_build(
+    prepared: Prepared, known: Manifest, job: Job, entry: JobEntry, record: Record | None, environ: Mapping[str, str]
+) -> list[Reason]:
+    """What is not as it was when the job was built, of what can make a key miss."""
+    worker = next(worker for worker in prepared.plan.workers if worker.rank == job.rank)
+    now = environment.key_variables({**environ, **worker.env})
+    reasons = []
+    for name in sorted(now.keys() | entry.env.keys()):
+        old, new = entry.env.get(name), now.get(name)
+        if old != new:
+            reasons.append(
+                Reason(
+                    code=Code.ENV_CHANGED,
+                    message=f"{name} was {_shown(old)} when this was built and is {_shown(new)} now",
+                    hint=f"build with {name} as the launch has it",
+                )
+            )
+    old_sources = entry.detail.get("sources", {})
+    for module, digest in sources_of(prepared, job).items():
+        if old_sources.get(module) != digest:
+            reasons.append(
+                Reason(
+                    code=Code.SOURCE_CHANGED,
+                    message=f"the source of {module} is not what it was when this was built",
+                    hint="flexwarm build",
+                )
+            )
+    digest, config = record.settings_of(job) if record else ("", {})
+    if digest and digest != entry.config_digest:
+        reasons.append(
+            Reason(
+                code=Code.CONFIG_CHANGED,
+                message=f"Inductor's settings are not those of the build: {_settings(known, entry, config)}",
+                hint="look for what sets them: an environment variable, or a module that the spec names",
+            )
+        )
+    return reasons
+
+
+def _settings(known: Manifest, entry: JobEntry, new: Mapping[str, str]) -> str:
+    """The settings that differ, by name; the first three."""
+    old = known.configs.get(entry.config_digest, {})
+    names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
+    told = "; ".join(f"{name} {old.get(name, 'unset')} -> {new.get(name, 'unset')}" for name in names[:3])
+    return told + (f"; and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def no_bucket(prepared: Prepared) -> Reason:
+    """Say that nothing was built for this machine; and, if something was for another, in what the two differ."""
+    message = f"nothing was built for this toolchain (bucket {prepared.bucket.digest})"
+    nearest = _nearest(prepared)
+    if nearest is not None:
+        changes = [change for change in differences(nearest[1], prepared.fingerprint) if change.selects]
+        told = "; ".join(f"{c.component} {_shown(c.old)} -> {_shown(c.new)}" for c in changes[:3])
+        more = f"; and {len(changes) - 3} more" if len(changes) > 3 else ""
+        return Reason(
+            code=Code.FINGERPRINT_CHANGED,
+            message=f"{message}; the nearest bucket {nearest[0]} differs in {told}{more}",
+            hint=f"flexwarm build, or flexwarm fingerprint --diff {nearest[0]}",
+        )
+    return Reason(code=Code.NO_BUCKET, message=message, hint="flexwarm build")
+
+
+def _nearest(prepared: Prepared) -> tuple[str, Fingerprint] | None:
+    found = []
+    for bucket in prepared.store.buckets():
+        try:
+            fingerprint = read_fingerprint(bucket.fingerprint)
+        except FlexwarmError:
+            continue  # only named to help; a bucket that cannot be read is no help
+        distance = sum(change.selects for change in differences(fingerprint, prepared.fingerprint))
+        found.append((distance, bucket.digest, fingerprint))
+    if not found:
+        return None
+    _, digest, fingerprint = min(found, key=lambda item: item[:2])
+    return digest, fingerprint
+
+
+def _shown(value: str | None) -> str:
+    return "unset" if value is None else repr(value)

@@ -1,0 +1,145 @@
+"""One attention call as a value: what training calls, in which shapes, compiled how."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from flexwarm.canonical import StrEnum, plain
+
+#: Dynamo's default for how often one function is recompiled before it runs uncompiled (torch 2.9 to 2.14).
+RECOMPILE_LIMIT = 8
+
+
+class Dtype(StrEnum):
+    """Element types that flex_attention takes."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+
+class CallSite(StrEnum):
+    """How training reaches the call: the nesting is part of what is traced, so of the key."""
+
+    COMPILED = "compiled"  # torch.compile(flex_attention)(...)
+    MODULE = "module"  # torch.compile(module), whose forward calls flex_attention
+    CHECKPOINT = "checkpoint"  # a compiled module that checkpoints the call
+    SELECTIVE_CHECKPOINT = "selective_checkpoint"  # the same with a selective checkpoint policy
+
+
+class Layout(StrEnum):
+    """Memory order of q, k and v: strides are part of the key."""
+
+    BHSD = "bhsd"  # contiguous as (batch, heads, length, head_dim)
+    BSHD = "bshd"  # made as (batch, length, heads, head_dim) and transposed, as after a projection
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Function:
+    """A mask or score function.
+
+    Attributes:
+        name: a builtin's name, or ``module:attribute``.
+        args: arguments of a builtin or of the user's factory; None where the attribute is the function itself.
+    """
+
+    name: str
+    args: Mapping[str, Any] | None = None
+
+    @property
+    def is_builtin(self) -> bool:
+        return ":" not in self.name
+
+    @property
+    def module(self) -> str:
+        return self.name.partition(":")[0]
+
+    @property
+    def attribute(self) -> str:
+        return self.name.partition(":")[2]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """One point of a workload's grid. Lengths in tokens; q is (batch, q_heads, q_len, head_dim)."""
+
+    batch: int
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    q_len: int
+    kv_len: int
+    dtype: Dtype
+
+    def __str__(self) -> str:
+        heads = str(self.q_heads) if self.q_heads == self.kv_heads else f"{self.q_heads}/{self.kv_heads}"
+        lengths = str(self.q_len) if self.q_len == self.kv_len else f"{self.q_len}x{self.kv_len}"
+        return f"{self.batch}x{heads}x{lengths}x{self.head_dim} {self.dtype.value}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compile:
+    """Arguments of ``torch.compile`` at the call site."""
+
+    dynamic: bool | None = None
+    mode: str | None = None
+    fullgraph: bool = False
+    options: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """One attention call as training makes it; its grid is called in order through one compiled function.
+
+    Attributes:
+        roles: names of the roles that make this call; all when empty.
+        calls: calls of the compiled function for each shape, as layers make them.
+        compile_mask: the block mask is made by ``torch.compile(create_block_mask)``.
+        recompile_limit: what the training code sets ``torch._dynamo.config.recompile_limit`` to.
+        scale: score scale; 1 / sqrt(head_dim) when None.
+    """
+
+    name: str
+    roles: tuple[str, ...]
+    mask: Function | None
+    score: Function | None
+    shapes: tuple[Shape, ...]
+    grad: bool
+    calls: int
+    call_site: CallSite
+    layout: Layout
+    compile: Compile
+    compile_mask: bool
+    kernel_options: Mapping[str, Any] | None
+    recompile_limit: int
+    scale: float | None
+
+    def subject(self) -> dict[str, Any]:
+        """What is compiled, as data: everything but names."""
+        data: dict[str, Any] = plain(self)
+        for key in ("name", "roles"):
+            del data[key]
+        return data
+
+    @property
+    def functions(self) -> tuple[tuple[str, Function], ...]:
+        """The key in the spec and the function, of those that are there."""
+        pairs = (("mask_mod", self.mask), ("score_mod", self.score))
+        return tuple((key, function) for key, function in pairs if function is not None)
+
+
+def workload_from_json(data: Mapping[str, Any]) -> Workload:
+    """Inverse of :func:`flexwarm.canonical.plain` on a workload; for the worker, which reads it from its request."""
+
+    def function(item: Mapping[str, Any] | None) -> Function | None:
+        return None if item is None else Function(name=item["name"], args=item["args"])
+
+    fields = dict(data)
+    fields["roles"] = tuple(data["roles"])
+    fields["mask"], fields["score"] = function(data["mask"]), function(data["score"])
+    fields["shapes"] = tuple(Shape(**{**shape, "dtype": Dtype(shape["dtype"])}) for shape in data["shapes"])
+    fields["call_site"], fields["layout"] = CallSite(data["call_site"]), Layout(data["layout"])
+    fields["compile"] = Compile(**data["compile"])
+    return Workload(**fields)
