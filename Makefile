@@ -26,7 +26,6 @@ $(VENV)/.installed: pyproject.toml
 	  || { echo 'Python 3.10 to 3.14 is needed; name one: make PYTHON=python3.12 ...' >&2; exit 3; }
 	@$(PYTHON) -m venv $(VENV) \
 	  || { echo 'Python has no venv module that works; on Debian: apt install python3-venv' >&2; exit 3; }
-	$(BIN)/python -m pip install -q --upgrade pip
 	$(BIN)/python -m pip install -q '$(TORCH)' numpy
 	$(BIN)/python -m pip install -q -e '.[dev]'
 	@touch $@
