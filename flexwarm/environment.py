@@ -84,8 +84,8 @@ EFFECTS: Final[Mapping[str, Effect]] = {
 }
 
 
-#: These decide what a fingerprint says of the machine, so one run cannot have two values of them.
-SELECTING: Final = ("ATEN_CPU_CAPABILITY",)
+#: These decide what a fingerprint says of the machine, or where modules are found: one run cannot have two values of them.
+SELECTING: Final = ("ATEN_CPU_CAPABILITY", "PYTHONHOME", "PYTHONPATH")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +150,11 @@ def relevant(environ: Mapping[str, str]) -> dict[str, str]:
 def key_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that enter a key or choose code, in order of name; those that could, too."""
     return {name: value for name, value in relevant(environ).items() if effect(name) is Effect.KEY}
+
+
+def moving(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The variables that move a cache, or replace the code that keeps it."""
+    return tuple(name for name in relevant(environ) if effect(name) is Effect.MOVES)
 
 
 def disabling(environ: Mapping[str, str]) -> tuple[str, ...]:

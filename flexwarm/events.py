@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias, get_args
 
 from flexwarm.canonical import StrEnum, plain, text
 
@@ -66,6 +66,16 @@ class Settings:
     job: str
     config_digest: str
     config: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sources:
+    """The files that a job's own functions came from, path -> SHA-256: their module and what it imported."""
+
+    KIND: ClassVar[str] = "sources"
+    t: float
+    job: str
+    files: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,6 +209,7 @@ class Bye:
 Event: TypeAlias = (
     Hello
     | Settings
+    | Sources
     | Progress
     | Heartbeat
     | Lookup
@@ -212,12 +223,7 @@ Event: TypeAlias = (
     | Bye
 )
 
-_KINDS: dict[str, Any] = {
-    kind.KIND: kind
-    for kind in (
-        Hello, Settings, Progress, Heartbeat, Lookup, Compiled, Dense, ShapeDone, JobDone, JobStopped, JobFailed, Refused, Bye
-    )
-}  # fmt: skip
+_KINDS: dict[str, Any] = {kind.KIND: kind for kind in get_args(Event)}
 _ENUMS: dict[str, Any] = {"phase": Phase, "layer": Layer, "answer": Answer}
 _TUPLES = {("dense", "shape"), ("dense", "stack")}
 

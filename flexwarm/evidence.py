@@ -91,8 +91,6 @@ def key_reasons(record: JobRecord, expected: frozenset[tuple[str, str]]) -> list
     """The expected keys, each of them, must have hit, and no other may have been asked for."""
     hits = frozenset((x.layer.value, x.key) for x in record.answers(Answer.HIT) if x.layer is not Layer.TRITON)
     reasons = []
-    if not hits:
-        return [no_lookups()]
     for layer, key in sorted(hits - expected):
         reasons.append(
             Reason(code=Code.KEY_NOT_LISTED, message=f"{layer} key {short(key)} hit, but no build of this job recorded it")
@@ -101,18 +99,46 @@ def key_reasons(record: JobRecord, expected: frozenset[tuple[str, str]]) -> list
         reasons.append(
             Reason(code=Code.KEY_NOT_SEEN, message=f"{layer} key {short(key)} was recorded by the build and not asked for")
         )
+    return reasons
+
+
+def layer_evidence_reasons(record: JobRecord) -> list[Reason]:
+    """Each layer must have been asked, and torch's own counters must say what was seen of the questions.
+
+    A layer that a setting of the user's turned off answers nothing, in the build as in the proof: silence is not a hit.
+    """
+    reasons = []
     counters = record.end.counters if record.end and not isinstance(record.end, JobFailed) else {}
-    for layer, counter in ((Layer.FX, "inductor.fxgraph_cache"), (Layer.AOT, "aot_autograd.autograd_cache")):
-        seen = sum(x.layer is layer for x in record.answers(Answer.HIT))
+    for layer, counter in ((Layer.AOT, "aot_autograd.autograd_cache"), (Layer.FX, "inductor.fxgraph_cache")):
+        asked = [lookup for lookup in record.lookups if lookup.layer is layer]
+        if not asked:
+            reasons.append(
+                Reason(
+                    code=Code.NO_EVIDENCE,
+                    message=f"the {_LAYER_NAMES[layer]} cache was never asked",
+                    hint="is it or torch.compile switched off, by a variable or in a module that the spec names?",
+                )
+            )
+        seen = {answer: sum(lookup.answer is answer for lookup in asked) for answer in Answer}
         counted = {answer: counters.get(f"{counter}_{answer.value}", 0) for answer in Answer}
-        if counted[Answer.HIT] != seen or counted[Answer.MISS] or counted[Answer.BYPASS]:
-            told = ", ".join(f"{count} {answer.value}" for answer, count in counted.items())
+        if seen != counted:
+            told, shown = (", ".join(f"{count} {answer.value}" for answer, count in x.items()) for x in (counted, seen))
             reasons.append(
                 Reason(
                     code=Code.WITNESSES_DISAGREE,
-                    message=f"{seen} {layer.value} lookups were seen to hit, torch's counters say: {told}",
+                    message=f"{_LAYER_NAMES[layer]} lookups: seen were {shown}; torch counted {told}",
                 )
             )
+    compiled = sum(event.what == "inductor" for event in record.compiled)
+    unserved = [x for x in record.lookups if x.layer is Layer.FX and x.answer is not Answer.HIT]
+    if compiled > len(unserved):
+        reasons.append(
+            Reason(
+                code=Code.NOT_STORED,
+                message=f"Inductor compiled {compiled} graphs, and the FX graph cache was asked for {len(unserved)} of them",
+                hint="is the cache switched off in a module that the spec names?",
+            )
+        )
     return reasons
 
 
@@ -138,14 +164,6 @@ def result_reasons(record: JobRecord) -> list[Reason]:
     return reasons
 
 
-def no_lookups() -> Reason:
-    return Reason(
-        code=Code.NO_EVIDENCE,
-        message="it ran, and no cache layer was asked for anything",
-        hint="is torch.compile switched off (TORCH_COMPILE_DISABLE, TORCHDYNAMO_DISABLE)?",
-    )
-
-
 def worker_reasons(record: Record, parent_components: Mapping[str, str]) -> list[Reason]:
     """What belongs to a worker and not to a job: another toolchain than the parent read, compiles outside of jobs."""
     reasons = []
@@ -167,6 +185,8 @@ def worker_reasons(record: Record, parent_components: Mapping[str, str]) -> list
                     hint=f"log: {exit.log}",
                 )
             )
+        if exit is None and ended:
+            reasons.append(Reason(code=Code.NO_EVIDENCE, message=f"nobody saw how rank {worker.rank} ended"))
         if worker.hello is None:
             if any(job.end is not None for job in record.jobs.values() if job.job.rank == worker.rank):
                 reasons.append(Reason(code=Code.NO_EVIDENCE, message=f"rank {worker.rank} never said which torch it runs"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import secrets
 import socket
@@ -105,3 +106,11 @@ def list_names(directory: Path) -> list[str]:
         return []
     except OSError as error:
         raise store_error(error, f"read the directory {directory}") from error
+
+
+def file_digest(path: str | Path) -> str:
+    """SHA-256 of a file's content; empty where it cannot be read, which is the digest of no file."""
+    try:
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    except OSError:
+        return ""

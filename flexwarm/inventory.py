@@ -21,8 +21,12 @@ from flexwarm.store import Bucket
 #: torch's own lock files: empty, made on a warm run too, and they carry nothing.
 _TORCH_LOCKS: Final = "inductor/locks"
 
-#: A write that was under way or died: torch's ``.<pid>.<thread>.tmp`` and Triton's ``tmp.pid_<pid>_<uuid>`` directories.
-_TEMPORARY: Final = re.compile(r"\.\d+\.\d+\.tmp|tmp\.pid_\d+_.+")
+#: A write that was under way or died: torch's ``.<pid>.<thread>.tmp``, Triton's ``tmp.pid_<pid>_<uuid>`` directories, and
+#: directories of Python's tempfile.
+_TEMPORARY: Final = re.compile(r"\.\d+\.\d+\.tmp|tmp\.pid_\d+_.+|tmp[a-z0-9_]{8}")
+
+#: The only name in a key's directory that torch does not load.
+_UNFINISHED_ENTRY: Final = re.compile(r"\.\d+\.\d+\.tmp")
 
 #: In these, torch tries every file that lies in a key's directory, so a file too many is an entry too many.
 _KEY_DIRECTORY: Final = re.compile(r"inductor/(fxgraph/[^/]+|aotautograd)/[^/]+")
@@ -53,16 +57,19 @@ def _file_entry(path: str, file: Path) -> FileEntry:
         status = os.lstat(file)
         if not stat.S_ISREG(status.st_mode):
             raise CorruptError(f"{file} is not a regular file", "flexwarm build --rebuild")
-        return FileEntry(path=path, size_bytes=status.st_size, mtime_ns=status.st_mtime_ns, sha256=_sha256(file))
+        return FileEntry(path=path, size_bytes=status.st_size, mtime_ns=status.st_mtime_ns, sha256=_sha256(file, sync=True))
     except OSError as error:
         raise store_error(error, f"read {file}") from error
 
 
-def _sha256(file: str | Path) -> str:
+def _sha256(file: str | Path, *, sync: bool = False) -> str:
+    """Of the content; ``sync`` also puts it on the disk, so that a manifest never outlives what it lists."""
     value = hashlib.sha256()
     with open(file, "rb", buffering=0) as stream:
         while chunk := stream.read(_CHUNK_BYTES):
             value.update(chunk)
+        if sync:
+            os.fsync(stream.fileno())
     return value.hexdigest()
 
 
@@ -148,10 +155,11 @@ def check(bucket: Bucket, manifest: Manifest, *, deep: bool) -> tuple[Fault, ...
             faults.append(Fault(path=path, kind=kind))
     for directory, listed in key_directories.items():
         try:
-            extra = [name for name in os.listdir(f"{root}/{directory}") if name not in listed and not _is_temporary(name)]
+            names = os.listdir(f"{root}/{directory}")
         except OSError:
             faults.append(Fault(path=directory, kind=FaultKind.UNREADABLE))
             continue
+        extra = [name for name in names if name not in listed and not _UNFINISHED_ENTRY.fullmatch(name)]
         faults.extend(Fault(path=f"{directory}/{name}", kind=FaultKind.UNLISTED_IN_KEY) for name in extra)
     return tuple(sorted(faults, key=lambda fault: (fault.path, fault.kind)))
 
@@ -188,6 +196,25 @@ def _file_fault(full: str, entry: FileEntry, *, deep: bool) -> FaultKind | None:
 
 def _fault_of(error: OSError) -> FaultKind:
     return FaultKind.MISSING if error.errno in (errno.ENOENT, errno.ENOTDIR) else FaultKind.UNREADABLE
+
+
+def state(bucket: Bucket, manifest: Manifest) -> str:
+    """Digest of the size, times and inode of every listed file, and of every directory of a listed key.
+
+    The time of change is among them, which no program can set back: equal states mean that nobody wrote, replaced, copied
+    or added anything, also where size and time of modification were kept. Reads no content.
+    """
+    root = str(bucket.path)
+    paths = [entry.path for entry in manifest.files]
+    keys = {parent for path in paths if _KEY_DIRECTORY.fullmatch(parent := path.rpartition("/")[0])}
+    value = hashlib.sha256()
+    for path in [*paths, *sorted(keys)]:
+        try:
+            s = os.lstat(f"{root}/{path}")
+            value.update(f"{path}\0{s.st_size} {s.st_mtime_ns} {s.st_ctime_ns} {s.st_ino} {s.st_mode}\n".encode())
+        except OSError as error:
+            value.update(f"{path}\0{error.errno}\n".encode())
+    return value.hexdigest()
 
 
 def unlisted(bucket: Bucket, manifest: Manifest) -> tuple[str, ...]:

@@ -19,22 +19,32 @@ from pathlib import Path
 from typing import BinaryIO
 
 from flexwarm import events, reaper
-from flexwarm.errors import CorruptError, WorkerError
-from flexwarm.events import Bye, Event, JobDone, JobFailed, JobStopped, Phase, Progress, Refused
+from flexwarm.errors import WorkerError
+from flexwarm.events import Bye, Event, Hello, JobDone, JobFailed, JobStopped, Phase, Progress, Refused
 from flexwarm.plan import Plan, Worker
 from flexwarm.record import End, Exit
 from flexwarm.request import JobRequest, Purpose, WorkerRequest
 
 POLL_SECONDS = 0.02
+#: Not ``-m``, which would put this directory first on the path: a ``queue.py`` or another ``flexwarm`` beside the spec would
+#: then be imported in place of the real one. The worker adds the directory itself, once torch is imported.
+_START = (
+    "import sys; sys.path[:1] = [p for p in sys.path[:1] if p]; from flexwarm.worker.__main__ import main; sys.exit(main())"
+)
 #: How long a process that is about to be ended gets to write its stacks into its log.
 STACK_DUMP_SECONDS = 0.5
+#: How long the kernel gets to end a process that was killed.
+REAP_SECONDS = 30.0
 
 OnEvent = Callable[[int, Event], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Seconds: for one job, and for a worker to say nothing at all (it writes a heartbeat every few seconds)."""
+    """Seconds: for one job (importing torch counts as one), and for a worker to say nothing at all.
+
+    A worker writes a heartbeat every few seconds, so silence means that its interpreter does not run.
+    """
 
     job_seconds: float = 1800.0
     silence_seconds: float = 120.0
@@ -87,10 +97,9 @@ def run_plan(
         finally:
             # Whatever ends this block, also a signal: first the groups, then all that left them.
             for process in processes:
-                process.kill_group()
+                process.reap()
             reaper.kill_run(run_id)
             for process in processes:
-                process.popen.wait()
                 process.read_events(on_event)
                 process.close()
     return Run(events={p.worker.rank: tuple(p.said) for p in processes}, exits={p.worker.rank: p.ended() for p in processes})
@@ -130,7 +139,8 @@ class _Process:
     log: Path
     said: list[Event] = field(default_factory=list)
     last_said: float = field(default_factory=time.monotonic)
-    job_started: float | None = None
+    #: Since when the job under way is timed; importing torch counts as one. None while it waits for its leader.
+    busy_since: float | None = field(default_factory=time.monotonic)
     overrun: tuple[End, float] | None = None
     _file: BinaryIO | None = None
     _partial: bytes = b""
@@ -148,26 +158,25 @@ class _Process:
             try:
                 event = events.from_line(line.decode())
             except ValueError as error:
-                raise CorruptError(f"{self.events_path} holds a line that is no event: {error}") from error
+                raise WorkerError(f"rank {self.worker.rank} wrote a line that is no event: {error}") from error
             self.last_said = time.monotonic()
             self._note(event)
             self.said.append(event)
             on_event(self.worker.rank, event)
 
     def _note(self, event: Event) -> None:
-        """Time a job from its first phase after any wait for its leader."""
+        """Time each job anew, and none while it waits for its leader or for the parent."""
         match event:
-            case Progress(job=str(), phase=phase):
-                if phase is Phase.WAIT:
-                    self.job_started = None
-                elif self.job_started is None:
-                    self.job_started = time.monotonic()
-            case JobDone() | JobStopped() | JobFailed():
-                self.job_started = None
+            case Progress(phase=Phase.WAIT):
+                self.busy_since = None
+            case Hello() | JobDone() | JobStopped() | JobFailed():
+                self.busy_since = time.monotonic()
+            case Progress() if self.busy_since is None:
+                self.busy_since = time.monotonic()
 
     def over_limit(self, limits: Limits) -> tuple[End, float] | None:
         now = time.monotonic()
-        if self.job_started is not None and now - self.job_started > limits.job_seconds:
+        if self.busy_since is not None and now - self.busy_since > limits.job_seconds:
             return End.TIMED_OUT, limits.job_seconds
         if now - self.last_said > limits.silence_seconds:
             return End.SILENT, limits.silence_seconds
@@ -179,15 +188,29 @@ class _Process:
         with contextlib.suppress(ProcessLookupError):
             self.popen.send_signal(signal.SIGCONT)  # a stopped process could not write them
             self.popen.send_signal(signal.SIGUSR1)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.popen.wait(STACK_DUMP_SECONDS)
-        self.kill_group()
+        deadline = time.monotonic() + STACK_DUMP_SECONDS
+        while not self.has_ended() and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+        self.reap()
 
-    def kill_group(self) -> None:
+    def has_ended(self) -> bool:
+        """Whether the worker has ended; it is not reaped, so that its number, which names its group, is still its own."""
+        if self.popen.returncode is not None:
+            return True
+        return os.waitid(os.P_PID, self.popen.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+    def reap(self) -> None:
+        """End the worker's whole group, then take its exit status. Once that is taken the number may be another's."""
+        if self.popen.returncode is not None:
+            return
         try:
             os.killpg(self.popen.pid, signal.SIGKILL)
         except ProcessLookupError:
-            pass  # the whole group has ended
+            pass  # it had not made its group yet; its parent-death signal and its marker end it
+        try:
+            self.popen.wait(REAP_SECONDS)
+        except subprocess.TimeoutExpired as error:
+            raise WorkerError(f"process {self.popen.pid} of rank {self.worker.rank} cannot be ended by the kernel") from error
 
     def ended(self) -> Exit:
         status = self.popen.returncode
@@ -225,7 +248,7 @@ def _start(worker: Worker, run_id: str, purpose: Purpose, environ: Mapping[str, 
     try:
         with log.open("wb") as output:
             popen = subprocess.Popen(
-                [sys.executable, "-m", "flexwarm.worker", str(request_path)],
+                [sys.executable, "-c", _START, str(request_path)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -280,11 +303,12 @@ def _supervise(
     running = list(processes)
     while running:
         for process in list(running):
-            status = process.popen.poll()  # before reading: what it wrote before it ended is then read for certain
+            ended = process.has_ended()  # before reading: what it wrote before it ended is then read for certain
             process.read_events(relay)
-            if status is None and (overrun := process.over_limit(limits)) is not None:
+            if not ended and (overrun := process.over_limit(limits)) is not None:
                 process.end_for(overrun)
-            elif status is not None:
+            elif ended:
+                process.reap()
                 running.remove(process)
                 for job in process.worker.jobs:
                     answer(job.id, f"{job.id} did not end")  # its followers must not wait for ever

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flexwarm import canonical, environment
 from flexwarm.environment import Effect
@@ -12,6 +12,8 @@ from flexwarm.errors import SpecError
 from flexwarm.spec import Spec
 from flexwarm.topology import CPU, Role
 from flexwarm.workload import Workload
+
+COMPILE_THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
 
 #: What a launch must set, beside the two cache directories, to use a bucket. Inductor keeps a precompiled C++ header
 #: in the machine's temporary directory, outside of every cache: after a reboot a launch that hits every key would
@@ -48,7 +50,7 @@ class Worker:
 
     Attributes:
         physical: the machine's own name of the device, such as ``cuda:5``.
-        env: the variables that differ from the parent's environment; None removes a variable.
+        env: variables that are laid over the parent's environment.
     """
 
     rank: int
@@ -101,9 +103,9 @@ def make_plan(spec: Spec, *, environ: Mapping[str, str], bucket_path: str, cores
     for role in spec.roles:
         for process in range(role.processes):
             workers.append(_make_worker(spec, role, process, len(workers), world, environ, bucket_path, leaders))
-    leading = sum(any(job.leader is None for job in worker.jobs) for worker in workers)
-    threads = str(max(1, cores // max(1, leading)))
-    return Plan(workers=tuple(_with_compile_threads(worker, environ, threads) for worker in workers))
+    leading = [worker.rank for worker in workers if any(job.leader is None for job in worker.jobs)]
+    threads = max(1, cores // max(1, len(leading)))
+    return Plan(workers=tuple(_with_compile_threads(w, environ, str(threads if w.rank in leading else 1)) for w in workers))
 
 
 def _make_worker(
@@ -119,7 +121,7 @@ def _make_worker(
     physical = role.device(process)
     device = "cuda:0" if role.isolate else physical
     env = {
-        **_rank_variables(role, process, rank, world),
+        **_rank_variables(role, process, rank, world, spec.roles.index(role), len(spec.roles)),
         **_thread_default(role, environ),
         **_visible_devices(role, physical, environ),
         **bucket_environment(bucket_path),
@@ -149,17 +151,17 @@ def _make_worker(
     return Worker(rank=rank, local_rank=process, role=role.name, physical=physical, device=device, env=env, jobs=tuple(jobs))
 
 
-def _rank_variables(role: Role, process: int, rank: int, world: int) -> dict[str, str]:
-    """As torchrun sets them for one node; roles are counted one after another."""
+def _rank_variables(role: Role, process: int, rank: int, world: int, group: int, groups: int) -> dict[str, str]:
+    """As torchrun sets them where each role is an agent of one job; ranks are counted through the roles."""
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(process),
-        "GROUP_RANK": "0",
+        "GROUP_RANK": str(group),
         "ROLE_RANK": str(process),
         "ROLE_NAME": role.name,
         "WORLD_SIZE": str(world),
         "LOCAL_WORLD_SIZE": str(role.processes),
-        "GROUP_WORLD_SIZE": "1",
+        "GROUP_WORLD_SIZE": str(groups),
         "ROLE_WORLD_SIZE": str(role.processes),
         # Read by training modules when they are imported; nothing connects here.
         "MASTER_ADDR": "127.0.0.1",
@@ -192,21 +194,15 @@ def _visible_devices(role: Role, physical: str, environ: Mapping[str, str]) -> d
 
 def _with_compile_threads(worker: Worker, environ: Mapping[str, str], threads: str) -> Worker:
     """Compile workers are budgeted for the host: torch's own default is up to 32 for every rank."""
-    name = "TORCHINDUCTOR_COMPILE_THREADS"
+    name = COMPILE_THREADS
     if name in environ or name in worker.env:
         return worker
-    return Worker(
-        rank=worker.rank,
-        local_rank=worker.local_rank,
-        role=worker.role,
-        physical=worker.physical,
-        device=worker.device,
-        env={**worker.env, name: threads},
-        jobs=worker.jobs,
-    )
+    return replace(worker, env={**worker.env, name: threads})
 
 
 def _check_environment(role: Role) -> None:
+    if role.isolate and "CUDA_VISIBLE_DEVICES" in role.env:
+        raise SpecError(f"role {role.name!r}: env.CUDA_VISIBLE_DEVICES: isolate = true sets it", "leave one of the two out")
     for name in role.env:
         if environment.effect(name) is Effect.MOVES:
             raise SpecError(
@@ -215,7 +211,7 @@ def _check_environment(role: Role) -> None:
     for name in environment.SELECTING:
         if name in role.env:
             raise SpecError(
-                f"role {role.name!r}: env.{name}: it selects the bucket, so all roles have it or none",
+                f"role {role.name!r}: env.{name}: all roles have it alike or none",
                 f"leave it out, and set {name} for flexwarm itself",
             )
     for name in environment.disabling(role.env):

@@ -1,12 +1,11 @@
-"""What the last verifications proved about a bucket, so that ``verify --fast`` can say whether anything changed since."""
+"""What full verifications proved about a bucket, and under what, so that ``verify --fast`` can say what changed since."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import time
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,24 +18,25 @@ SCHEMA = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Proof:
-    """What was found warm, and the state of the files in which it was.
+class JobProof:
+    """One job that a full verification found warm.
 
     Attributes:
-        shares: of the jobs that a full verification found warm with the manifest that is there now.
-        mtimes_ns: path -> time, of the files whose time is not the manifest's, as after a copy, but whose content was read
-            and found to be what was built.
+        context: what the machine, the environment and flexwarm were, component -> value.
+        files: path -> SHA-256 of the files that the job's own functions came from.
     """
 
-    shares: frozenset[str] = frozenset()
-    mtimes_ns: Mapping[str, int] = field(default_factory=dict)
+    context: Mapping[str, str]
+    files: Mapping[str, str]
 
-    def covers(self, bucket: Bucket, path: str) -> bool:
-        """Whether a file has not been touched since its content was read."""
-        try:
-            return os.lstat(bucket.path / path).st_mtime_ns == self.mtimes_ns.get(path)
-        except OSError:
-            return False
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """All that is proven of one manifest. ``state``: of the bucket's files, as :func:`flexwarm.inventory.state` says it."""
+
+    manifest: str
+    state: str
+    jobs: Mapping[str, JobProof] = field(default_factory=dict)
 
 
 def manifest_digest(bucket: Bucket) -> str:
@@ -47,36 +47,38 @@ def manifest_digest(bucket: Bucket) -> str:
         raise store_error(error, f"read {bucket.manifest}") from error
 
 
-def load(bucket: Bucket) -> Proof:
-    """The proof in a bucket. One that is missing, altered or of an earlier manifest proves nothing, so it is empty."""
+def load(bucket: Bucket) -> Proof | None:
+    """The proof in a bucket. One that is missing, altered or of an earlier manifest proves nothing: None."""
     try:
         data: dict[str, Any] = json.loads(bucket.proof.read_bytes())
         rest = {key: value for key, value in data.items() if key != "digest"}
-        if data["digest"] != canonical.digest(rest) or data["manifest"] != manifest_digest(bucket):
-            return Proof()
-        return Proof(shares=frozenset(data["shares"]), mtimes_ns=dict(data["mtimes_ns"]))
+        if data["schema"] != SCHEMA or data["digest"] != canonical.digest(rest):
+            return None
+        if data["manifest"] != manifest_digest(bucket):
+            return None
+        contexts = data["contexts"]
+        jobs = {s: JobProof(context=contexts[job["context"]], files=job["files"]) for s, job in data["jobs"].items()}
+        return Proof(manifest=data["manifest"], state=data["state"], jobs=jobs)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, StoreError):
-        return Proof()
+        return None
 
 
-def add(bucket: Bucket, shares: Set[str], touched: Set[str]) -> None:
-    """Record that ``shares`` were found warm, beside those already proven with the same manifest.
-
-    Args:
-        touched: files whose time is not the manifest's; their content was read by the verification that found this.
+def save(bucket: Bucket, proof: Proof) -> None:
+    """Keep a proof in place of the one that is there.
 
     Raises:
-        StoreError: the bucket cannot be read or written.
+        StoreError: the bucket cannot be written.
     """
-    try:
-        mtimes = {path: os.lstat(bucket.path / path).st_mtime_ns for path in sorted(touched)}
-    except OSError as error:
-        raise store_error(error, f"read {bucket.path}") from error
+    contexts = {canonical.digest(dict(job.context)): dict(job.context) for job in proof.jobs.values()}
     data = {
         "schema": SCHEMA,
-        "manifest": manifest_digest(bucket),
-        "shares": sorted(shares | load(bucket).shares),
-        "mtimes_ns": mtimes,
+        "manifest": proof.manifest,
+        "state": proof.state,
+        "contexts": contexts,
+        "jobs": {
+            share: {"context": canonical.digest(dict(job.context)), "files": dict(job.files)}
+            for share, job in proof.jobs.items()
+        },
         "time_unix": round(time.time(), 3),
     }
     write_atomic(bucket.proof, canonical.text({**data, "digest": canonical.digest(data)}).encode() + b"\n")

@@ -20,19 +20,31 @@ MARKER = "FLEXWARM_RUN"
 
 def members(run: str) -> list[int]:
     """Process ids, other than our own, whose environment says that they belong to ``run``."""
-    wanted = f"{MARKER}={run}".encode()
-    found = []
-    for name in os.listdir("/proc"):
-        if not name.isdigit() or int(name) == os.getpid():
-            continue
-        try:
-            with open(f"/proc/{name}/environ", "rb") as file:
-                environ = file.read()
-        except OSError:  # it ended, or is another user's: neither is ours to end
-            continue
-        if wanted in environ.split(b"\0"):
-            found.append(int(name))
-    return found
+    numbers = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    return [pid for pid in numbers if pid != os.getpid() and _belongs(pid, run)]
+
+
+def _belongs(pid: int, run: str) -> bool:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return f"{MARKER}={run}".encode() in file.read().split(b"\0")
+    except OSError:  # it ended, or is another user's: neither is ours to end
+        return False
+
+
+def _kill(pid: int, run: str) -> None:
+    """Kill one process by a handle of it: between reading and killing, its number may have become another's."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return  # it ended, which is what was wanted
+    try:
+        if _belongs(pid, run):
+            signal.pidfd_send_signal(handle, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    finally:
+        os.close(handle)
 
 
 def kill_run(run: str, seconds: float = 5.0) -> list[int]:
@@ -47,10 +59,7 @@ def kill_run(run: str, seconds: float = 5.0) -> list[int]:
         if not alive or time.monotonic() > deadline:
             return alive
         for pid in alive:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass  # it ended between the two calls, which is what was wanted
+            _kill(pid, run)
         time.sleep(0.01)
 
 

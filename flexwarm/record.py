@@ -23,6 +23,7 @@ from flexwarm.events import (
     Refused,
     Settings,
     ShapeDone,
+    Sources,
 )
 from flexwarm.plan import Job, Plan
 
@@ -58,6 +59,7 @@ class JobRecord:
     shapes: tuple[ShapeDone, ...]
     end: JobDone | JobStopped | JobFailed | None
     settings: Settings | None
+    sources: Sources | None
 
     @property
     def ran_to_end(self) -> bool:
@@ -147,6 +149,7 @@ def _fold_job(job: Job, said: Sequence[Event]) -> JobRecord:
         shapes=tuple(e for e in said if isinstance(e, ShapeDone)),
         end=ends[-1] if ends else None,
         settings=_last(Settings, said),
+        sources=_last(Sources, said),
     )
 
 

@@ -12,7 +12,7 @@ from flexwarm import catalogue
 from flexwarm.errors import SpecError
 from flexwarm.tables import Table, kind_of, suggestion
 from flexwarm.topology import Role, check_unique, read_role
-from flexwarm.workload import RECOMPILE_LIMIT, CallSite, Compile, Dtype, Function, Layout, Shape, Workload
+from flexwarm.workload import MODES, RECOMPILE_LIMIT, CallSite, Compile, Dtype, Function, Layout, Shape, Workload
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -172,6 +172,8 @@ def _read_compile(data: Mapping[str, Any], label: str) -> Compile:
         options=_scalars(table, "options"),
     )
     table.finish()
+    if value.mode is not None and value.mode not in MODES:
+        table.fail("mode", f"{value.mode!r} is not one of {', '.join(MODES)}", suggestion(value.mode, MODES))
     if value.mode and value.options:
         table.fail("options", "torch.compile takes mode or options, not both")
     return value

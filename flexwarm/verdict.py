@@ -80,7 +80,6 @@ def judge_verify(
     notes: Mapping[str, Sequence[Reason]],
     disk: Sequence[str],
     parent_components: Mapping[str, str],
-    run_reasons: Sequence[Reason] = (),
 ) -> Verdict:
     """The verdict of a verification.
 
@@ -89,13 +88,12 @@ def judge_verify(
         notes: job id -> why it might miss (an environment that changed); they count only for a job that did.
         disk: files of the bucket that differ before and after; none for a warm run.
         parent_components: what the parent read from files, to be held against what each worker sees.
-        run_reasons: reasons already known, such as corrupt files.
     """
     jobs = tuple(
         _judge_verified_job(job_record, record.worker_of(job_record.job), expected, notes)
         for job_record in record.jobs.values()
     )
-    reasons = [*run_reasons, *evidence.worker_reasons(record, parent_components)]
+    reasons = evidence.worker_reasons(record, parent_components)
     if disk:
         compiled = any(reason.code in _COMPILING for job in jobs for reason in job.reasons)
         names = ", ".join(disk[:3]) + (f" and {len(disk) - 3} more" if len(disk) > 3 else "")
@@ -141,6 +139,7 @@ def _judge_verified_job(
     missed = bool(reasons)
     reasons += evidence.end_reasons(record, worker)
     if not missed and record.ran_to_end:
+        reasons += evidence.layer_evidence_reasons(record)
         reasons += evidence.key_reasons(record, expected.get(job.id, frozenset()))
     if missed or any(reason.code is Code.KEY_NOT_LISTED for reason in reasons):
         reasons += notes.get(job.id, ())
@@ -152,8 +151,7 @@ def _judge_built_job(record: JobRecord, worker: WorkerRecord, stored: frozenset[
     bypasses = [reason for reason in evidence.layer_reasons(record) if reason.code in (Code.AOT_BYPASS, Code.FX_BYPASS)]
     reasons = bypasses + evidence.end_reasons(record, worker)
     if record.ran_to_end:
-        if not record.keys and not bypasses:
-            reasons.append(evidence.no_lookups())
+        reasons += evidence.layer_evidence_reasons(record)
         for layer, key in sorted(record.keys - stored):
             reasons.append(
                 Reason(

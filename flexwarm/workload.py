@@ -12,6 +12,10 @@ from flexwarm.canonical import StrEnum, plain
 RECOMPILE_LIMIT = 8
 
 
+#: What ``torch.compile`` takes as mode (torch 2.9 to 2.14).
+MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+
+
 class Dtype(StrEnum):
     """Element types that flex_attention takes."""
 

@@ -15,6 +15,7 @@ import click
 from flexwarm import __version__
 from flexwarm.cli.session import Session
 from flexwarm.errors import ExitCode, FlexwarmError, Interrupted
+from flexwarm.files import store_error
 
 #: Command -> the module that holds it. A module is imported only when its command is asked for,
 #: so that `flexwarm --help` and `verify --fast` start without paying for the others.
@@ -82,7 +83,9 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     try:
         result = cli.main(args=argv, prog_name="flexwarm", standalone_mode=False, obj=session)
         _flush()
-        code = result if isinstance(result, int) else 0
+        if not isinstance(result, int):
+            raise TypeError(f"a command returned {result!r} instead of an exit code")
+        code = int(result)
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         code = ExitCode.USAGE
@@ -102,12 +105,22 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         # The reader of our output went away (`flexwarm ... | head`): not a fault of the command, and nothing to say it to.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = ExitCode.NOT_WARM
+    except OSError as error:
+        # The machine's doing, not ours: a full disk, a right that is missing, a directory that went away.
+        if session.verbosity > 0:
+            _print_traceback()
+        failed = store_error(error, f"use {error.filename}" if error.filename else "go on")
+        code = session.fail(failed.message, failed.hint, failed.exit_code)
     except Exception:  # noqa: BLE001 - the edge: anything unexpected is our bug, shown with its traceback
-        import traceback
-
-        traceback.print_exc()
+        _print_traceback()
         code = session.fail("this is a bug in flexwarm; please report it with the traceback above", "", ExitCode.BUG)
     sys.exit(int(code))
+
+
+def _print_traceback() -> None:
+    import traceback  # rarely needed, and it would make every start slower
+
+    traceback.print_exc()
 
 
 def _flush() -> None:

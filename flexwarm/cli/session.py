@@ -46,8 +46,12 @@ class Session:
 
     def say(self, message: str, level: int = 0) -> None:
         """A line for people, on standard error; ``level`` 1 needs ``-v``."""
-        if self.verbosity >= level:
+        if self.verbosity < level:
+            return
+        try:
             sys.stderr.write(message + "\n")
+        except OSError:
+            pass  # nobody reads any more: no reason to stop
 
     def fail(self, message: str, hint: str, code: int) -> int:
         """Say why the command cannot go on: to people on standard error, to machines as JSON."""
@@ -106,7 +110,7 @@ def common_options(function: F) -> F:
             is_flag=True,
             expose_value=False,
             callback=keep("verbosity", lambda _: -1),
-            help="Only results and errors.",
+            help="Only the verdict and errors.",
         ),
         click.option("-v", "--verbose", count=True, expose_value=False, callback=keep("verbosity"), help="More detail."),
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shlex
@@ -79,6 +80,18 @@ def _argv(event: str, args: tuple[Any, ...]) -> list[str]:
     if isinstance(raw, (str, bytes, os.PathLike)):
         return _split(os.fsdecode(raw))
     return [os.fsdecode(item) for item in raw]
+
+
+def watch_inductor(api: TorchApi, recorder: Recorder) -> None:
+    """Report each graph that Inductor compiles, also one for which no cache was asked."""
+    compile_graph = api.compile_module.fx_codegen_and_compile
+
+    @functools.wraps(compile_graph)
+    def reporting_compile(*args: Any, **kwargs: Any) -> Any:
+        recorder.compiled("inductor", "a graph")
+        return compile_graph(*args, **kwargs)
+
+    api.compile_module.fx_codegen_and_compile = reporting_compile
 
 
 def watch_triton(recorder: Recorder) -> None:

@@ -36,8 +36,11 @@ class Recorder:
 
     def emit(self, event: Event) -> None:
         """Append one event. A forked child of the job says nothing: it is not this worker."""
-        if os.getpid() == self._pid:
-            os.write(self._fd, events.to_line(event).encode())
+        if os.getpid() != self._pid:
+            return
+        line = events.to_line(event).encode()
+        while line:  # a disk that is nearly full takes part of a line
+            line = line[os.write(self._fd, line) :]
 
     def phase(self, phase: Phase) -> None:
         self.emit(Progress(t=time.time(), job=self.job, phase=phase))

@@ -6,16 +6,17 @@ import json
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from datetime import datetime, timezone
 
-from flexwarm import __version__, canonical, entries, environment, inventory, ledger, locks, manifest
-from flexwarm.errors import CorruptError, ExitCode, UsageError
+from flexwarm import __version__, canonical, entries, environment, inventory, launch, ledger, locks, manifest, reaper
+from flexwarm.errors import CorruptError, ExitCode, StoreError, UsageError
 from flexwarm.files import sync_directory, write_atomic
+from flexwarm.inventory import FaultKind
 from flexwarm.manifest import JobEntry, KeyEntry, Manifest
-from flexwarm.ops.prepare import Prepared, prepare, sources_of
+from flexwarm.ops.prepare import Prepared, foreign_cache, prepare, sources_of, worker_components
 from flexwarm.ops.run import RunOptions, RunResult, Watcher, run_workers
-from flexwarm.record import End, JobRecord, Record
+from flexwarm.record import JobRecord, Record
 from flexwarm.request import Purpose
 from flexwarm.store import Bucket
 from flexwarm.verdict import Verdict, judge_build
@@ -29,7 +30,7 @@ def prepare_build(options: RunOptions, environ: Mapping[str, str], *, create: bo
     """
     for name in environment.disabling(environ):
         raise UsageError(f"{name}={environ[name]} turns a cache off, so nothing could be stored", f"unset {name}")
-    return prepare(
+    prepared = prepare(
         options.spec,
         environ=environ,
         root=options.root,
@@ -37,6 +38,9 @@ def prepare_build(options: RunOptions, environ: Mapping[str, str], *, create: bo
         building=True,
         create=create,
     )
+    if foreign := foreign_cache(environ, prepared.bucket):
+        raise UsageError(f"{foreign}={environ[foreign]} keeps compiled kernels outside of the bucket", f"unset {foreign}")
+    return prepared
 
 
 def build(options: RunOptions, environ: Mapping[str, str], watcher: Watcher, *, rebuild: bool) -> RunResult:
@@ -59,7 +63,8 @@ def build(options: RunOptions, environ: Mapping[str, str], watcher: Watcher, *, 
         notify=watcher.notify,
     ):
         known = _open_bucket(prepared, rebuild, watcher)
-        _mark_building(bucket)
+        run_id = launch.new_run_id()
+        _mark_building(bucket, run_id)
         before = inventory.snapshot(bucket)
         record = run_workers(
             prepared,
@@ -68,55 +73,79 @@ def build(options: RunOptions, environ: Mapping[str, str], watcher: Watcher, *, 
             environ=environ,
             limits=options.limits,
             watcher=watcher,
+            run_id=run_id,
         )
         written = bool(inventory.changed(before, inventory.snapshot(bucket)))
-        verdict = judge_build(record, entries.stored_keys(bucket), prepared.fingerprint.select, written)
-        published = None
+        verdict = judge_build(record, entries.stored_keys(bucket), worker_components(prepared), written)
+        current = known
         if verdict.exit_code is ExitCode.OK:
-            published = _publish(prepared, record, known, environ, written)
-        if not _left_half_written(record):
-            bucket.building.unlink()
+            current = _publish(prepared, record, known, environ, written)
+            bucket.building.unlink()  # after any other end it stays, and the next build sweeps what this one left
+        _keep_ledger(bucket, verdict, watcher)
+    return _result(prepared, verdict, record, current, current is not known, time.perf_counter() - started)
+
+
+def _keep_ledger(bucket: Bucket, verdict: Verdict, watcher: Watcher) -> None:
+    try:
         ledger.append(bucket, {"command": "build", "verdict": verdict.kind.value, "exit_code": int(verdict.exit_code)})
-    return _result(prepared, verdict, record, published, known, time.perf_counter() - started)
+    except StoreError as error:
+        watcher.notify(f"the build is not in the bucket's history: {error.message}")
 
 
 def _open_bucket(prepared: Prepared, rebuild: bool, watcher: Watcher) -> Manifest | None:
     """Make the bucket ready to compile into: whole, and without what a build that died left behind."""
     bucket = prepared.bucket
-    try:
-        known = manifest.load(bucket) if bucket.exists() else None
-        faults = inventory.check(bucket, known, deep=True) if known else ()
-        if faults:
-            names = ", ".join(f"{fault.path} ({fault.kind.value})" for fault in faults[:3])
-            more = f" and {len(faults) - 3} more" if len(faults) > 3 else ""
-            raise CorruptError(f"bucket {bucket.digest} is not what was built: {names}{more}")
-    except CorruptError as error:
-        if not rebuild:
-            raise CorruptError(error.message, "flexwarm build --rebuild puts it into quarantine and builds anew") from error
+    if rebuild and bucket.exists():
         target = prepared.store.quarantine / f"{bucket.digest}.{int(time.time())}.{os.getpid()}"
         os.rename(bucket.path, target)
         sync_directory(bucket.path.parent)
-        watcher.notify(f"the corrupt bucket is in quarantine: {target}")
-        known = None
+        watcher.notify(f"the old bucket is in quarantine: {target}")
+    known = manifest.load(bucket) if bucket.exists() else None
     bucket.create()
+    if bucket.building.exists() or known is None:
+        _end_what_still_runs(bucket)
+        # A compiler that was killed may have left half a file under its final name, where torch would load it.
+        _sweep(bucket, {entry.path for entry in known.files} if known else set(), watcher)
     if known is None:  # an earlier one was vouched for by no manifest
         write_atomic(bucket.fingerprint, canonical.text(prepared.fingerprint.to_json()).encode() + b"\n")
-    if bucket.building.exists() or known is None:
-        # A compiler that was killed may have left half a file under its final name, where torch would load it.
-        listed = {entry.path for entry in known.files} if known else set()
-        swept = inventory.sweep(bucket, listed)
-        if swept:
-            watcher.notify(f"removed {swept} files that no finished build had listed")
+        return None
+    faults = inventory.check(bucket, known, deep=True)
+    extra = {fault.path for fault in faults if fault.kind is FaultKind.UNLISTED_IN_KEY}
+    for path in sorted(extra):
+        # A launch may have added an entry to a key that a build had made. Nothing vouches for it.
+        (bucket.path / path).unlink()
+        watcher.notify(f"removed {path}, which no build had made")
+    damaged = [fault for fault in faults if fault.path not in extra]
+    if damaged:
+        told = ", ".join(f"{fault.path} ({fault.kind.value})" for fault in damaged[:3])
+        more = f" and {len(damaged) - 3} more" if len(damaged) > 3 else ""
+        raise CorruptError(
+            f"bucket {bucket.digest} is not what was built: {told}{more}",
+            "flexwarm build --rebuild puts it into quarantine and builds anew",
+        )
     return known
 
 
-def _mark_building(bucket: Bucket) -> None:
-    data = {"pid": os.getpid(), "host": socket.gethostname(), "since_unix": round(time.time(), 3)}
+def _sweep(bucket: Bucket, listed: Set[str], watcher: Watcher) -> None:
+    swept = inventory.sweep(bucket, listed)
+    if swept:
+        watcher.notify(f"removed {swept} files that no finished build had listed")
+
+
+def _end_what_still_runs(bucket: Bucket) -> None:
+    """A build that was killed has let go of its lock, but for a moment its compilers may still be writing."""
+    try:
+        data = json.loads(bucket.building.read_bytes())
+        run, host = str(data["run"]), data["host"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return  # no marker, or one that names no run
+    if host == socket.gethostname():
+        reaper.kill_run(run)
+
+
+def _mark_building(bucket: Bucket, run: str) -> None:
+    data = {"run": run, "pid": os.getpid(), "host": socket.gethostname(), "since_unix": round(time.time(), 3)}
     write_atomic(bucket.building, json.dumps(data).encode() + b"\n")
-
-
-def _left_half_written(record: Record) -> bool:
-    return any(worker.exit is None or worker.exit.end is not End.FINISHED for worker in record.workers)
 
 
 def _publish(prepared: Prepared, record: Record, known: Manifest | None, environ: Mapping[str, str], written: bool) -> Manifest:
@@ -156,8 +185,7 @@ def _job_entry(
     compiled = bool(job_record.compiled)
     keys = tuple(KeyEntry(layer=layer, key=key) for layer, key in sorted(job_record.keys))
     env = environment.key_variables({**environ, **worker.env})
-    if known is not None and not compiled and known.keys == keys:
-        return known  # hit throughout: the entry says when and how it was compiled
+    hit_throughout = known is not None and not compiled and known.keys == keys
     return JobEntry(
         share=job.share,
         workload=job.workload.name,
@@ -171,7 +199,7 @@ def _job_entry(
         env=env,
         config_digest=record.settings_of(job)[0],
         cold_seconds=job_record.first_seconds if compiled else (known.cold_seconds if known else None),
-        built_at=now,
+        built_at=known.built_at if known is not None and hit_throughout else now,
     )
 
 
@@ -179,11 +207,10 @@ def _result(
     prepared: Prepared,
     verdict: Verdict,
     record: Record,
-    published: Manifest | None,
-    known: Manifest | None,
+    current: Manifest | None,
+    published: bool,
     seconds: float,
 ) -> RunResult:
-    current = published or known
     cold = {}
     for job in prepared.plan.jobs:
         entry = current.jobs.get(job.share) if current else None
@@ -197,7 +224,7 @@ def _result(
         record=record,
         cold_seconds=cold,
         seconds=seconds,
-        published=published is not None,
+        published=published,
         bucket_bytes=sum(entry.size_bytes for entry in current.files) if current else None,
         bucket_files=len(current.files) if current else None,
     )

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 
 from flexwarm import environment
 from flexwarm.errors import FlexwarmError
+from flexwarm.files import file_digest
 from flexwarm.fingerprint import Fingerprint, differences
 from flexwarm.manifest import JobEntry, Manifest
 from flexwarm.ops.fingerprint import read as read_fingerprint
 from flexwarm.ops.prepare import Prepared, sources_of
 from flexwarm.plan import Job
+from flexwarm.proof import JobProof
 from flexwarm.reasons import Code, Reason
 from flexwarm.record import Record
 
@@ -60,6 +62,32 @@ def _settings(known: Manifest, entry: JobEntry, new: Mapping[str, str]) -> str:
     names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
     told = "; ".join(f"{name} {old.get(name, 'unset')} -> {new.get(name, 'unset')}" for name in names[:3])
     return told + (f"; and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def changes_since_proof(proven: JobProof, now: Mapping[str, str]) -> list[Reason]:
+    """What of all that the parent can see is not as it was when the job was proven; nothing of it may be."""
+    reasons = []
+    for name in sorted(proven.context.keys() | now.keys()):
+        old, new = proven.context.get(name), now.get(name)
+        if old != new:
+            code = Code.ENV_CHANGED if name.startswith("env.") else Code.FINGERPRINT_CHANGED
+            reasons.append(
+                Reason(
+                    code=code,
+                    message=f"{name.removeprefix('env.')} was {_shown(old)} when this was proven and is {_shown(new)} now",
+                    hint="run flexwarm verify without --fast once",
+                )
+            )
+    for path, digest in proven.files.items():
+        if file_digest(path) != digest:
+            reasons.append(
+                Reason(
+                    code=Code.SOURCE_CHANGED,
+                    message=f"{path} is not what it was when this was proven",
+                    hint="run flexwarm verify without --fast once",
+                )
+            )
+    return reasons
 
 
 def no_bucket(prepared: Prepared) -> Reason:

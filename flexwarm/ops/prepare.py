@@ -7,16 +7,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from flexwarm import modules, spec, store, toolchain
+from flexwarm import __version__, environment, modules, spec, store, toolchain
 from flexwarm.errors import UnsupportedError, UsageError
 from flexwarm.fingerprint import Fingerprint
 from flexwarm.modules import Source
-from flexwarm.plan import SELF_CONTAINED, Job, Plan, make_plan
+from flexwarm.plan import SELF_CONTAINED, Job, Plan, bucket_environment, make_plan
 from flexwarm.spec import Spec
 from flexwarm.store import Bucket, Store
 from flexwarm.topology import Role
 
-DEFAULT_SPEC = "flexwarm.toml"
+#: Where this flexwarm is installed.
+PACKAGE = Path(__file__).resolve().parents[1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +58,30 @@ def prepare(
     return Prepared(spec=found, sources=sources, fingerprint=fingerprint, store=opened, bucket=bucket, plan=plan)
 
 
+def context(prepared: Prepared, environ: Mapping[str, str]) -> dict[str, str]:
+    """All that the parent can see and that may decide whether a launch hits: what ``--fast`` compares with the proof.
+
+    The variables that flexwarm sets itself are left out, so that it does not matter whether a shell has them already.
+    """
+    own = {f"env.{name}" for name in bucket_environment(str(prepared.bucket.path))}
+    table = {**prepared.fingerprint.select, **prepared.fingerprint.explain}
+    table["flexwarm.version"], table["flexwarm.path"] = __version__, str(PACKAGE)
+    if "CUDA_VISIBLE_DEVICES" in environ:
+        table["env.CUDA_VISIBLE_DEVICES"] = environ["CUDA_VISIBLE_DEVICES"]
+    return {name: value for name, value in table.items() if name not in own}
+
+
+def worker_components(prepared: Prepared) -> dict[str, str]:
+    """What each worker must see as the parent does."""
+    return {**prepared.fingerprint.select, "flexwarm.version": __version__, "flexwarm.path": str(PACKAGE)}
+
+
+def foreign_cache(environ: Mapping[str, str], bucket: Bucket) -> str | None:
+    """A variable that takes the caches out of the bucket, and that the bucket's own variables do not overrule."""
+    overruled = bucket_environment(str(bucket.path))
+    return next((name for name in environment.moving(environ) if name not in overruled), None)
+
+
 def read_spec(path: Path) -> Spec:
     """The spec in a file.
 
@@ -67,7 +92,7 @@ def read_spec(path: Path) -> Spec:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
-        hint = f"name one (flexwarm build SPEC), or write {DEFAULT_SPEC}; examples/cpu.toml is one"
+        hint = "name one: flexwarm build SPEC; examples/cpu.toml is one to begin with"
         raise UsageError(f"there is no spec file {path}", hint) from error
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"

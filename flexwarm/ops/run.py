@@ -82,11 +82,12 @@ def run_workers(
     environ: Mapping[str, str],
     limits: Limits,
     watcher: Watcher,
+    run_id: str,
     before_jobs: Callable[[], bool] | None = None,
 ) -> Record:
     """Run a plan's workers and fold what they said."""
     watcher.on_plan(plan)
-    directory = _run_directory(prepared.bucket)
+    directory = _run_directory(prepared.bucket, run_id)
     events: dict[int, list[Event]] = {}
 
     def on_event(rank: int, event: Event) -> None:
@@ -105,9 +106,8 @@ def run_workers(
     return fold(plan, run.events, run.exits)
 
 
-def _run_directory(bucket: Bucket) -> Path:
+def _run_directory(bucket: Bucket, name: str) -> Path:
     """A new directory for one run, in the bucket; elsewhere when the bucket is another's and can only be read."""
-    name = launch.new_run_id()
     try:
         make_directory(bucket.runs)
         for old in sorted(list_names(bucket.runs))[: -RUNS_KEPT + 1]:

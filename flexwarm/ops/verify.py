@@ -6,14 +6,15 @@ import dataclasses
 import time
 from collections.abc import Mapping, Sequence
 
-from flexwarm import environment, inventory, ledger, locks, manifest, proof
+from flexwarm import environment, inventory, launch, ledger, locks, manifest, proof
 from flexwarm.errors import CorruptError, ExitCode, StoreError
 from flexwarm.inventory import Fault, FaultKind
 from flexwarm.manifest import JobEntry, Manifest
-from flexwarm.ops.differences import differences_since_build, no_bucket
-from flexwarm.ops.prepare import Prepared, prepare
+from flexwarm.ops.differences import changes_since_proof, differences_since_build, no_bucket
+from flexwarm.ops.prepare import Prepared, context, foreign_cache, prepare, worker_components
 from flexwarm.ops.run import RunOptions, RunResult, Watcher, run_workers
-from flexwarm.plan import Job, Plan
+from flexwarm.plan import COMPILE_THREADS, Job, Plan
+from flexwarm.proof import JobProof, Proof
 from flexwarm.reasons import Code, Kind, Reason
 from flexwarm.record import Record
 from flexwarm.request import Purpose
@@ -66,6 +67,14 @@ def _decide(
         )
         for name in environment.disabling(environ)
     ]
+    if name := foreign_cache(environ, bucket):
+        disabled.append(
+            Reason(
+                code=Code.CACHE_DISABLED,
+                message=f"{name}={environ[name]} keeps compiled kernels outside of the bucket, so a launch does not find it",
+                hint=f"unset {name}",
+            )
+        )
     if disabled:
         return _none_run(plan, disabled, Outcome.NOT_RUN), None, None
     if not bucket.exists():
@@ -79,6 +88,7 @@ def _decide(
     ):
         try:
             known = manifest.load(bucket)
+            read = proof.manifest_digest(bucket) if known is not None else ""
         except CorruptError as error:
             return _none_run(plan, [_corrupt(error.message)], Outcome.NOT_RUN), None, None
         if known is None:
@@ -87,8 +97,8 @@ def _decide(
         if fast:
             return _fast(prepared, known, matches, environ), None, known
         verdict, record = _full(prepared, known, matches, options, environ, watcher)
-        if verdict.kind is Kind.WARM:
-            _remember(prepared, known, watcher)
+        if verdict.kind is Kind.WARM and record is not None:
+            _remember(prepared, known, read, record, environ, watcher)
         return verdict, record, known
 
 
@@ -110,21 +120,22 @@ def _full(
 
     def check_bucket() -> bool:
         """While the workers import torch: nothing of a bucket that is not what was built may be loaded, it is code."""
+        before.append(inventory.snapshot(bucket))  # first: what changes after its content was read must be seen
         faults.extend(inventory.check(bucket, known, deep=True))
-        before.append(inventory.snapshot(bucket))
         return not faults
 
     record = run_workers(
         prepared,
-        runnable,
+        _one_compile_thread(runnable),
         purpose=Purpose.VERIFY,
         environ=environ,
         limits=options.limits,
         watcher=watcher,
+        run_id=launch.new_run_id(),
         before_jobs=check_bucket,
     )
     if faults:
-        return _none_run(prepared.plan, [_corrupt_file(fault) for fault in faults], Outcome.NOT_RUN), record
+        return _none_run(prepared.plan, [_fault_reason(fault) for fault in faults], Outcome.NOT_RUN), record
     disk = [change.path for change in inventory.changed(before[0], inventory.snapshot(bucket))]
     built = {job_id: entry for job_id, entry in matches.items() if entry is not None}
     verdict = judge_verify(
@@ -132,7 +143,7 @@ def _full(
         expected={job_id: frozenset((key.layer, key.key) for key in entry.keys) for job_id, entry in built.items()},
         notes={job.id: differences_since_build(prepared, known, job, built[job.id], record, environ) for job in runnable.jobs},
         disk=disk,
-        parent_components=prepared.fingerprint.select,
+        parent_components=worker_components(prepared),
     )
     return conclude([*verdict.jobs, *missing], verdict.reasons, best=Kind.WARM), record
 
@@ -140,32 +151,41 @@ def _full(
 def _fast(prepared: Prepared, known: Manifest, matches: Mapping[str, JobEntry | None], environ: Mapping[str, str]) -> Verdict:
     """Whether anything has changed since a full verification found these jobs warm."""
     bucket = prepared.bucket
-    faults = inventory.check(bucket, known, deep=False)
-    damaged = [fault for fault in faults if fault.kind is not FaultKind.MTIME]
-    if damaged:
-        return _none_run(prepared.plan, [_corrupt_file(fault) for fault in damaged], Outcome.NOT_RUN)
+    if bucket.building.exists():
+        unfinished = _not_proven("a build began since the last verification and did not finish")
+        return _none_run(prepared.plan, [unfinished], Outcome.UNPROVEN)
     proven = proof.load(bucket)
-    touched = [fault.path for fault in faults if not proven.covers(bucket, fault.path)]
-    if touched:
-        return _none_run(prepared.plan, [_touched(touched)], Outcome.UNPROVEN)
+    if proven is None or proven.state != inventory.state(bucket, known):
+        faults = inventory.check(bucket, known, deep=False)
+        damaged = [fault for fault in faults if fault.kind is not FaultKind.MTIME]
+        if damaged:
+            return _none_run(prepared.plan, [_fault_reason(fault) for fault in damaged], Outcome.NOT_RUN)
+        if proven is not None:
+            touched = f"{faults[0].path} was" if faults else "a file was"
+            message = f"{touched} written, copied or replaced since a verification last read the bucket"
+            return _none_run(prepared.plan, [_not_proven(message)], Outcome.UNPROVEN)
     jobs = []
     for job in prepared.plan.jobs:
         entry = matches[job.id]
         if entry is None:
             jobs.append(_not_built(job))
             continue
-        reasons = list(differences_since_build(prepared, known, job, entry, None, environ))
-        if not reasons and job.share not in proven.shares:
-            reasons.append(
-                Reason(
-                    code=Code.NOT_PROVEN,
-                    message="it is stored, and no full verification has found it warm since",
-                    hint="run flexwarm verify without --fast once",
-                )
-            )
+        known_proof = proven.jobs.get(job.share) if proven else None
+        if known_proof is not None:
+            reasons = changes_since_proof(known_proof, context(prepared, environ))
+        else:
+            reasons = differences_since_build(prepared, known, job, entry, None, environ) or [
+                _not_proven("it is stored, and no full verification has found it warm since")
+            ]
         outcome = Outcome.UNPROVEN if reasons else Outcome.HIT
         jobs.append(JobVerdict(job=job, outcome=outcome, reasons=tuple(reasons), record=None))
     return conclude(jobs, [], best=Kind.WARM)
+
+
+def _one_compile_thread(plan: Plan) -> Plan:
+    """With more, Inductor compiles in processes of its own, where neither Triton's listener nor our hooks would see it."""
+    workers = [dataclasses.replace(worker, env={**worker.env, COMPILE_THREADS: "1"}) for worker in plan.workers]
+    return Plan(workers=tuple(workers))
 
 
 def _match(job: Job, known: Manifest) -> JobEntry | None:
@@ -199,21 +219,22 @@ def _none_run(plan: Plan, reasons: Sequence[Reason], outcome: Outcome) -> Verdic
     return conclude(jobs, reasons, best=Kind.UNKNOWN)
 
 
-def _touched(paths: Sequence[str]) -> Reason:
-    """``--fast`` reads no content, so a file that was written or copied since is one that nobody has looked at."""
-    more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
-    return Reason(
-        code=Code.NOT_PROVEN,
-        message=f"{paths[0]}{more} changed its time since a verification last read it",
-        hint="run flexwarm verify without --fast once",
-    )
+def _not_proven(message: str) -> Reason:
+    return Reason(code=Code.NOT_PROVEN, message=message, hint="run flexwarm verify without --fast once")
 
 
 def _corrupt(message: str) -> Reason:
     return Reason(code=Code.CORRUPT_FILE, message=message, hint="flexwarm build --rebuild")
 
 
-def _corrupt_file(fault: Fault) -> Reason:
+def _fault_reason(fault: Fault) -> Reason:
+    if fault.kind is FaultKind.UNLISTED_IN_KEY:
+        # torch adds entries to a key that it has; a launch that compiled may have done so.
+        return Reason(
+            code=Code.DISK_CHANGED,
+            message=f"{fault.path} was put beside the entry of a build, and torch would load it",
+            hint="flexwarm build removes it",
+        )
     return _corrupt(f"{fault.path} is not what was built: {fault.kind.value}")
 
 
@@ -230,11 +251,26 @@ def _cold_seconds(known: Manifest | None, job: Job) -> float | None:
     return entry.cold_seconds if entry else None
 
 
-def _remember(prepared: Prepared, known: Manifest, watcher: Watcher) -> None:
-    """Keep the proof for ``--fast``, and the use for ``clean``; a store that can only be read keeps neither."""
-    touched = {fault.path for fault in inventory.check(prepared.bucket, known, deep=False)}
+def _remember(
+    prepared: Prepared, known: Manifest, read: str, record: Record, environ: Mapping[str, str], watcher: Watcher
+) -> None:
+    """Keep the proof for ``--fast``, and the use for ``clean``; a store that can only be read keeps neither.
+
+    Args:
+        read: digest of the manifest that was judged; a proof of another one would be false.
+    """
+    bucket, now = prepared.bucket, context(prepared, environ)
+    state = inventory.state(bucket, known)
+    earlier = proof.load(bucket)
+    jobs = dict(earlier.jobs) if earlier is not None and earlier.state == state else {}
+    for job in prepared.plan.jobs:
+        sources = record.jobs[job.id].sources
+        jobs[job.share] = JobProof(context=now, files=sources.files if sources else {})
     try:
-        proof.add(prepared.bucket, {job.share for job in prepared.plan.jobs}, touched)
-        ledger.append(prepared.bucket, {"command": "verify", "verdict": Kind.WARM.value, "exit_code": int(ExitCode.OK)})
+        if proof.manifest_digest(bucket) != read:
+            watcher.notify("another process wrote the bucket's manifest meanwhile; the proof is not kept for --fast")
+            return
+        proof.save(bucket, Proof(manifest=read, state=state, jobs=jobs))
+        ledger.append(bucket, {"command": "verify", "verdict": Kind.WARM.value, "exit_code": int(ExitCode.OK)})
     except StoreError as error:
         watcher.notify(f"the proof is not kept for --fast: {error.message}")

@@ -23,6 +23,7 @@ from flexwarm.events import (
     Refused,
     Settings,
     ShapeDone,
+    Sources,
 )
 from flexwarm.plan import Job, Plan
 from flexwarm.render.text import duration
@@ -97,7 +98,7 @@ class RunProgress:
 
     def on_event(self, rank: int, event: Event) -> None:
         """Move one row on."""
-        if isinstance(event, (Hello, Settings, Refused, Bye)):
+        if isinstance(event, (Hello, Settings, Sources, Refused, Bye)):
             return
         if isinstance(event, Progress) and event.job is None:
             for row in self._rows.values():
@@ -138,8 +139,12 @@ class RunProgress:
             self._line(f"{row.job.id} ({row.job.device}): {outcome} in {took}, {row.hits} hit, {row.misses} missed")
 
     def _line(self, text: str) -> None:
-        if not self._quiet:
+        if self._quiet:
+            return
+        try:
             sys.stderr.write(text + "\n")
+        except OSError:
+            pass  # nobody reads any more: no reason to stop a build
 
     def _table(self) -> Any:
         from rich.table import Table

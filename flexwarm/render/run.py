@@ -159,7 +159,7 @@ def print_run(result: RunResult, *, verbosity: int) -> None:
         console.print(_table(result, console.width))
     from rich.text import Text
 
-    for owner, reasons in _owned_reasons(result):
+    for owner, reasons in _owned_reasons(result) if verbosity >= 0 else ():
         shown = reasons if verbosity > 0 else reasons[:_REASONS_SHOWN]
         for reason in shown:
             line = Text.assemble((f"{owner}: " if owner else ""), (reason.code.value, "yellow"), f": {reason.message}")
@@ -167,7 +167,7 @@ def print_run(result: RunResult, *, verbosity: int) -> None:
         if len(reasons) > len(shown):
             console.print(f"{owner}: and {len(reasons) - len(shown)} more reasons (-v shows them)")
     console.print(Text.assemble("verdict: ", (result.verdict.kind.value, _STYLES[result.verdict.kind]), _summary(result)))
-    for hint in _hints(result):
+    for hint in _hints(result) if verbosity >= 0 else ():
         console.print(f"  next: {hint}", soft_wrap=not console.is_terminal, highlight=False, markup=False)
 
 

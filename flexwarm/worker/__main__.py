@@ -1,4 +1,4 @@
-"""``python -m flexwarm.worker REQUEST``: one rank. Says everything in its event file; its exit status is 0 when it said bye."""
+"""One rank, started with the path of its request. Says everything in its event file; exits with 0 when it said bye."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flexwarm import canonical
+from flexwarm import __version__, canonical
 from flexwarm.errors import FlexwarmError
-from flexwarm.events import Bye, Hello, JobDone, JobFailed, JobStopped, Phase, Refused, Settings
+from flexwarm.events import Bye, Hello, JobDone, JobFailed, JobStopped, Phase, Refused, Settings, Sources
 from flexwarm.observer.recorder import Recorder, StopAtMiss
 from flexwarm.request import JobRequest, WorkerRequest
 
@@ -52,10 +52,11 @@ def run_worker(request: WorkerRequest, recorder: Recorder) -> None:
 
     from flexwarm.observer import caches, compilers, dense
     from flexwarm.observer.torch_api import resolve
-    from flexwarm.worker import attention
+    from flexwarm.worker import attention, sources
 
     api = resolve()
     compilers.watch_processes(recorder)
+    compilers.watch_inductor(api, recorder)
     caches.watch(api, recorder)
     dense.watch(api, recorder)
     if any(job.device != "cpu" for job in request.jobs):
@@ -74,12 +75,16 @@ def run_worker(request: WorkerRequest, recorder: Recorder) -> None:
                 "torch.cuda": str(torch.version.cuda or "none"),
                 "python.version": platform.python_version(),
                 "cpu.capability": torch.backends.cpu.get_cpu_capability(),
+                "flexwarm.version": __version__,
+                "flexwarm.path": str(Path(__file__).resolve().parents[1]),
             },
             config_digest=settled,
             config=config,
             import_seconds=time.perf_counter() - started,
         )
     )
+    sys.path.insert(0, os.getcwd())  # as `python -m` would; from here on the user's modules are found
+    baseline = frozenset(sys.modules)
     for job in request.jobs:
         recorder.job = job.id
         if job.gate is not None:
@@ -87,6 +92,7 @@ def run_worker(request: WorkerRequest, recorder: Recorder) -> None:
             answer = wait_for_gate(job.gate)
             if answer != "go":
                 continue
+        recorder.phase(Phase.TRACE)
         # A workload is one call site of its own: what Dynamo learnt from the one before must not shape its graphs.
         api.reset()
         api.dynamo_config.recompile_limit = job.workload.recompile_limit
@@ -105,6 +111,8 @@ def run_worker(request: WorkerRequest, recorder: Recorder) -> None:
         config = read_settings(api)
         if canonical.digest(config) != settled:
             recorder.emit(Settings(t=time.time(), job=job.id, config_digest=canonical.digest(config), config=config))
+        if any(not function.is_builtin for _, function in job.workload.functions):
+            recorder.emit(Sources(t=time.time(), job=job.id, files=sources.loaded_since(baseline)))
     recorder.job = None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable
 from functools import partial
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
+from flexwarm import canonical
 from flexwarm.events import Phase, ShapeDone
 from flexwarm.observer.recorder import Recorder
 from flexwarm.worker import masks, reference
@@ -56,8 +56,8 @@ def run(workload: Workload, device_name: str, recorder: Recorder) -> None:
     device = torch.device(device_name)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    # Keyed by the workload and not by the process: every rank and every run has the same inputs and masks.
-    seed = int.from_bytes(hashlib.sha256(workload.name.encode()).digest()[:4], "big")
+    # From what is compiled and not from the process or the name: every rank and every run has the same inputs and masks.
+    seed = int(canonical.digest(workload.subject(), 8), 16)
     generator = torch.Generator().manual_seed(seed)
     compiled = compiled_call(workload)
     make_mask = torch.compile(create_block_mask) if workload.compile_mask else create_block_mask

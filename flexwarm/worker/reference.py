@@ -73,10 +73,8 @@ def attention_rows(
 def _over_grid(function: Callable[..., Any], *, leading: bool) -> Callable[..., Any]:
     """``function(b, h, q, kv)`` over the whole grid, with the same nesting of vmap as flex_attention's own."""
     prefix = (0,) if leading else ()
-    no_prefix = (0,) if leading else ()
     for axes in ((None, None, None, 0), (None, None, 0, None), (None, 0, None, None), (0, None, None, None)):
         function = torch.vmap(function, in_dims=(*prefix, *axes))
-        prefix = no_prefix
     return function
 
 

@@ -25,6 +25,7 @@ class TorchApi:
         aot_cache: ``AOTAutogradCache``; its static ``try_load`` counts a hit, a miss or a bypass.
         aot_module: the module whose global ``autograd_cache_key`` is called once a lookup and answers (key, lines).
         counters: Dynamo's counters: group -> name -> count.
+        compile_module: the module whose global ``fx_codegen_and_compile`` is called once for each graph that no cache served.
         flex_module: the module whose global ``math_attention`` materialises the score matrix.
         fake_tensors: tensor types that carry no data; a call with them is tracing, not attention.
         inductor_config: Inductor's config module, part of every key.
@@ -35,6 +36,7 @@ class TorchApi:
     aot_cache: Any
     aot_module: Any
     counters: Mapping[str, Mapping[str, int]]
+    compile_module: Any
     flex_module: Any
     fake_tensors: tuple[type, ...]
     inductor_config: Any
@@ -65,6 +67,8 @@ def resolve() -> TorchApi:
             _static(owner, name)
     _function(aot_module, "autograd_cache_key")
     _function(flex_module, "math_attention")
+    compile_module = _module("torch._inductor.compile_fx")
+    _function(compile_module, "fx_codegen_and_compile")
     fake = _part(_module("torch._subclasses.fake_tensor"), "FakeTensor")
     functional = _part(_module("torch._subclasses.functional_tensor"), "FunctionalTensor")
     return TorchApi(
@@ -72,6 +76,7 @@ def resolve() -> TorchApi:
         aot_cache=aot_cache,
         aot_module=aot_module,
         counters=_part(_module("torch._dynamo.utils"), "counters"),
+        compile_module=compile_module,
         flex_module=flex_module,
         fake_tensors=(fake, functional),
         inductor_config=_module("torch._inductor.config"),
