@@ -33,7 +33,8 @@ def end_reasons(record: JobRecord, worker: WorkerRecord) -> list[Reason]:
     job = record.job
     match record.end:
         case JobFailed() as failed:
-            return [Reason(code=Code.RAISED, message=f"{failed.error}: {failed.message}")]
+            log = f"log: {worker.exit.log}" if worker.exit else ""
+            return [Reason(code=Code.RAISED, message=f"{failed.error}: {failed.message}", hint=log)]
         case JobStopped():
             # Stopped at a miss that no layer reported would be our own fault, and must not be silence.
             if record.compiled or record.answers(Answer.MISS) or record.answers(Answer.BYPASS):

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from flexwarm import events, reaper
+from flexwarm import canonical, events, reaper
 from flexwarm.errors import WorkerError
 from flexwarm.events import Bye, Event, Hello, JobDone, JobFailed, JobStopped, Phase, Progress, Refused
 from flexwarm.plan import Plan, Worker
@@ -271,7 +271,7 @@ def _gate(directory: Path, purpose: Purpose, leader: str | None, gated: bool) ->
 
 
 def _leader_gate(directory: Path, leader: str) -> Path:
-    return directory / f"gate-{leader.replace('/', '_').replace(':', '_')}"
+    return directory / f"gate-{canonical.digest(leader)}"
 
 
 def _open_gate(path: Path, answer: str) -> None:

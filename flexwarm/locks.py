@@ -123,8 +123,8 @@ def try_hold(lock: Path, *, holder: Path, command: str) -> Iterator[str | None]:
 
 def held_by(lock: Path, *, holder: Path) -> str | None:
     """Who holds ``lock`` at this moment, or None; makes no file, so it is for showing a plan, not for acting on one."""
-    if not lock.exists():
-        return None
+    if not lock.exists() or not os.access(lock, os.W_OK):
+        return None  # whoever shows a plan for a store that cannot be written will not act on it
     handle = _handle(lock)
     if not _acquire(handle, lock, 0):
         return read_holder(holder)

@@ -30,7 +30,11 @@ class Source:
 def search_path(environ: Mapping[str, str]) -> list[str]:
     """Where ``python -m`` started here looks: this directory, PYTHONPATH, then the installation."""
     extra = [entry for entry in environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    return [os.getcwd(), *extra, *[entry for entry in sys.path if entry]]
+    try:
+        here = [os.getcwd()]
+    except FileNotFoundError:  # somebody removed it
+        here = []
+    return [*here, *extra, *[entry for entry in sys.path if entry]]
 
 
 def check_functions(spec: Spec, path: Sequence[str]) -> dict[str, Source]:
@@ -74,7 +78,7 @@ def _find_module(module: str, path: Sequence[str], label: str) -> ModuleSpec:
     top, *rest = module.split(".")
     # An editable installation may be found by a hook of its own instead of on the path.
     found = PathFinder.find_spec(top, path) or find_spec(top)
-    hint = "modules are looked for in this directory, PYTHONPATH and the installation"
+    hint = f"looked in {path[0] if path else 'no directory'} (where you are), PYTHONPATH and the installation"
     if found is None:
         raise SpecError(f"{label}: there is no module {top!r}", hint)
     package = top

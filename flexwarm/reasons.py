@@ -52,6 +52,7 @@ class Code(StrEnum):
     SILENT = "silent"
     REFUSED = "refused"
     TOOLCHAIN_MISMATCH = "toolchain-mismatch"
+    NO_SPACE = "no-space"
     CORRUPT_FILE = "corrupt-file"
     NOT_RUN = "not-run"
 
@@ -92,6 +93,7 @@ MEANING: Mapping[Code, tuple[Kind, ExitCode]] = {
     Code.TIMED_OUT: _DIED,
     Code.SILENT: _DIED,
     Code.REFUSED: (Kind.BROKEN, ExitCode.UNSUPPORTED),
+    Code.NO_SPACE: (Kind.BROKEN, ExitCode.UNSUPPORTED),
     Code.TOOLCHAIN_MISMATCH: _UNKNOWN,
     Code.CORRUPT_FILE: (Kind.BROKEN, ExitCode.CORRUPT),
 }

@@ -46,7 +46,7 @@ def parse(text: str, source: str) -> Spec:
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise SpecError(f"{source} is not TOML: {error}") from error
+        raise SpecError(f"{source} is not TOML: {error}", "examples and every key: docs/reference/spec.md") from error
     top = Table(data, source)
     schema = top.integer("schema", 0, minimum=0)
     if schema != SCHEMA:
@@ -90,7 +90,7 @@ def _check_roles(spec: Spec) -> None:
 
 def _read_workload(data: Any, label: str) -> Workload:
     table = Table(data, label)
-    name = table.require_text("name")
+    name = table.name()
     table.label = f"workload {name!r}"
     if table.has("step"):
         table.fail("step", "step functions are not supported by this version", "describe the attention calls instead")

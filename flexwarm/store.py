@@ -140,6 +140,8 @@ class Store:
             StoreError: others can write it, it is some other directory, or it cannot be used.
         """
         store = cls(root=_absolute(root))
+        if create and not trust_shared:
+            _refuse_what_others_can_write(store.root, store.root)  # before anything is made in it
         if create:
             store._create()
         if not trust_shared:
@@ -226,7 +228,9 @@ def _absolute(root: Path) -> Path:
         # FLEXWARM_STORE=~/cache in a CI file is not expanded by a shell, and would make a directory named "~".
         return Path(os.path.abspath(root.expanduser()))
     except RuntimeError as error:
-        raise _no_home() from error
+        raise StoreError(f"{root}: there is no such home directory", "name another with --store DIR") from error
+    except FileNotFoundError as error:
+        raise StoreError(f"{root} is relative to a directory that is gone", "cd somewhere that exists") from error
 
 
 def _refuse_what_others_can_write(path: Path, root: Path) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
 from flexwarm.canonical import StrEnum
 from flexwarm.errors import SpecError
+
+_NAME = re.compile(r"\w[\w.+-]{0,63}")
 
 E = TypeVar("E", bound=StrEnum)
 
@@ -57,6 +60,13 @@ class Table:
         value = self.text(key)
         if value is None:
             self.fail(key, "is missing")
+        return value
+
+    def name(self) -> str:
+        """The table's ``name``: it stands in job ids, in file names and on terminals, so it is kept plain."""
+        value = self.require_text("name")
+        if not _NAME.fullmatch(value):
+            self.fail("name", f"{value[:80]!r} is not a plain name", "letters, digits and . _ + - , at most 64 of them")
         return value
 
     def flag(self, key: str, default: bool) -> bool:

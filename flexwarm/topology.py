@@ -63,7 +63,7 @@ def read_role(data: Any, label: str) -> Role:
         SpecError: names the table, the key and what would be right.
     """
     table = Table(data, label)
-    name = table.require_text("name")
+    name = table.name()
     table.label = f"role {name!r}"
     processes, lanes = table.integer("processes", 1), table.integer("lanes", 1)
     if lanes > 1:

@@ -95,9 +95,11 @@ class Flexwarm:
     def argv(self, arguments: Sequence[str]) -> list[str]:
         return [sys.executable, "-m", "flexwarm", *arguments]
 
-    def start(self, *arguments: str, env: Mapping[str, str | None] | None = None) -> subprocess.Popen[str]:
+    def start(
+        self, *arguments: str, env: Mapping[str, str | None] | None = None, prefix: Sequence[str] = ()
+    ) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            self.argv(arguments),
+            [*prefix, *self.argv(arguments)],
             cwd=self.directory,
             env=self.environ(env),
             stdin=subprocess.DEVNULL,
@@ -108,13 +110,13 @@ class Flexwarm:
             text=True,
         )
 
-    def __call__(self, *arguments: str, env: Mapping[str, str | None] | None = None) -> Done:
-        with self.start(*arguments, env=env) as process:
+    def __call__(self, *arguments: str, env: Mapping[str, str | None] | None = None, prefix: Sequence[str] = ()) -> Done:
+        with self.start(*arguments, env=env, prefix=prefix) as process:
             out, err = process.communicate(timeout=TIMEOUT_SECONDS)
         return Done(process.returncode, out, err)
 
-    def run_json(self, *arguments: str, env: Mapping[str, str | None] | None = None) -> Done:
-        return self(*arguments, "--format", "json", env=env)
+    def run_json(self, *arguments: str, env: Mapping[str, str | None] | None = None, prefix: Sequence[str] = ()) -> Done:
+        return self(*arguments, "--format", "json", env=env, prefix=prefix)
 
     @property
     def bucket(self) -> Bucket:

@@ -102,7 +102,11 @@ def _agreed(session: Session, plan: op.Plan, *, now_unix: float) -> bool:
             "this deletes, and there is no terminal to ask on", "pass --yes to delete, or --dry-run to see the plan"
         )
     _show(session, plan, dry_run=False, done=False, now_unix=now_unix)
-    return click.confirm("delete?", err=True)
+    try:
+        return click.confirm("delete?", err=True)
+    except click.Abort:  # the end of input is no answer, and no answer is no
+        sys.stderr.write("\n")
+        return False
 
 
 def _show(session: Session, plan: op.Plan, *, dry_run: bool, done: bool, now_unix: float) -> None:

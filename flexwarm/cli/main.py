@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 from types import FrameType
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 import click
 
@@ -56,7 +57,7 @@ Exit codes:
   5    a job failed in the compiler, raised, or gave a wrong result
   6    a worker died, hung or was killed
   7    the store is corrupt or tampered with
-  8    unsafe: warm, but a hazard is open
+  8    unsafe: a call ran dense attention
   70   a bug in flexwarm
   130  interrupted (143: terminated, 129: hung up)
 """
@@ -76,56 +77,113 @@ def cli() -> None:
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit; never returns and never lets an expected error show a traceback."""
-    session = Session()
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    session = Session(format=_format(arguments))
     # Whatever the user's umask: what lies in a store is run as code, so nobody else may write it.
     os.umask(os.umask(0o022) | 0o022)
     _raise_on_signals()
+    _open_closed_streams()
+    stdout, held = sys.stdout, io.StringIO()
+    if not stdout.isatty():
+        # Written at once when the command is done, so that an output that cannot be written stops no build half-way and
+        # takes no exit code away.
+        sys.stdout = held
     try:
-        result = cli.main(args=argv, prog_name="flexwarm", standalone_mode=False, obj=session)
-        _flush()
+        code = _run(arguments, session)
+    finally:
+        sys.stdout = stdout
+    sys.exit(_write(held.getvalue(), code))
+
+
+def _run(arguments: list[str], session: Session) -> int:
+    """The exit code of a command; whatever it raises is said here."""
+    try:
+        result = cli.main(args=arguments, prog_name="flexwarm", standalone_mode=False, obj=session)
+        if result is None and not session.command:
+            return ExitCode.OK  # the group's own --help and --version
         if not isinstance(result, int):
             raise TypeError(f"a command returned {result!r} instead of an exit code")
-        code = int(result)
+        return int(result)
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
-        code = ExitCode.USAGE
+        return ExitCode.USAGE
     except click.UsageError as error:
         hint = f"{error.ctx.command_path} --help" if error.ctx else "flexwarm --help"
-        code = session.fail(error.format_message(), f"try '{hint}'", ExitCode.USAGE)
+        return session.fail(error.format_message(), f"try '{hint}'", ExitCode.USAGE)
     except click.exceptions.Exit as error:
-        code = error.exit_code
+        return error.exit_code
     except (click.Abort, KeyboardInterrupt):
-        code = session.fail("interrupted", "", ExitCode.INTERRUPTED)
+        return session.fail("interrupted", "", ExitCode.INTERRUPTED)
     except Interrupted as error:
         what = {signal.SIGINT: "interrupted", signal.SIGHUP: "hung up"}.get(signal.Signals(error.signum), "terminated")
-        code = session.fail(f"{what}; no worker is left and the store is whole", "", error.exit_code)
+        return session.fail(f"{what}; no worker is left and the store is whole", "", error.exit_code)
     except FlexwarmError as error:
-        code = session.fail(error.message, error.hint, error.exit_code)
-    except BrokenPipeError:
-        # The reader of our output went away (`flexwarm ... | head`): not a fault of the command, and nothing to say it to.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = ExitCode.NOT_WARM
+        return session.fail(error.message, error.hint, error.exit_code)
     except OSError as error:
         # The machine's doing, not ours: a full disk, a right that is missing, a directory that went away.
         if session.verbosity > 0:
             _print_traceback()
         failed = store_error(error, f"use {error.filename}" if error.filename else "go on")
-        code = session.fail(failed.message, failed.hint, failed.exit_code)
+        return session.fail(failed.message, failed.hint, failed.exit_code)
     except Exception:  # noqa: BLE001 - the edge: anything unexpected is our bug, shown with its traceback
         _print_traceback()
-        code = session.fail("this is a bug in flexwarm; please report it with the traceback above", "", ExitCode.BUG)
-    sys.exit(int(code))
+        return session.fail("this is a bug in flexwarm; please report it with the traceback above", "", ExitCode.BUG)
+
+
+def _format(arguments: list[str]) -> str:
+    """What the user asked for, also where the command line turns out to be wrong before the option was read."""
+    asked = os.environ.get("FLEXWARM_FORMAT", "")
+    for position, argument in enumerate(arguments):
+        if argument.startswith("--format="):
+            asked = argument.partition("=")[2]
+        elif argument == "--format" and position + 1 < len(arguments):
+            asked = arguments[position + 1]
+    return "json" if asked == "json" else "human"
+
+
+def _open_closed_streams() -> None:
+    """A stream that the caller closed is None; every write to it would be a traceback."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - for the rest of the process
+        # A name that the terminal's encoding does not have must not end a command.
+        stream = getattr(sys, name)
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _write(text: str, code: int) -> int:
+    """Put the held output out; the exit code, which only an output that is lost can change."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _silence(sys.stdout)  # the reader has what it wanted (`flexwarm ... | head`)
+    except OSError as error:
+        _silence(sys.stdout)
+        _tell(f"flexwarm: standard output cannot be written: {error.strerror}\n")
+        code = code or ExitCode.UNSUPPORTED
+    _tell("")
+    return int(code)
+
+
+def _tell(text: str) -> None:
+    try:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        _silence(sys.stderr)  # there is nobody left to say it to
+
+
+def _silence(stream: TextIO) -> None:
+    """Let what is still in the stream's buffer go nowhere, or the interpreter's exit would fail on it again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _print_traceback() -> None:
     import traceback  # rarely needed, and it would make every start slower
 
     traceback.print_exc()
-
-
-def _flush() -> None:
-    """Flush here, where a closed pipe is still handled, and not in the interpreter's exit."""
-    sys.stdout.flush()
 
 
 def _raise_on_signals() -> None:

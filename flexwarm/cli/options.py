@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
@@ -16,6 +17,24 @@ F = TypeVar("F", bound=Callable[..., Any])
 DEFAULT_SPEC = "flexwarm.toml"
 
 
+class Seconds(click.ParamType[float]):
+    """A finite number of seconds, of at least ``least``."""
+
+    name = "seconds"
+
+    def __init__(self, least: float) -> None:
+        self.least = least
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            seconds = float(value)
+        except ValueError:
+            seconds = math.nan
+        if not (math.isfinite(seconds) and seconds >= self.least):
+            self.fail(f"{value!r} is not a number of seconds of at least {self.least:g}", param, ctx)
+        return seconds
+
+
 def spec_argument(function: F) -> F:
     """The optional SPEC, ``flexwarm.toml`` here unless given."""
     return click.argument("spec", type=click.Path(path_type=Path), default=DEFAULT_SPEC, required=False)(function)
@@ -26,7 +45,7 @@ def lock_wait_option(function: F) -> F:
     return click.option(
         "--lock-wait",
         "lock_wait_seconds",
-        type=click.FloatRange(min=0),
+        type=Seconds(0.0),
         default=600.0,
         show_default=True,
         envvar="FLEXWARM_LOCK_WAIT",
@@ -45,13 +64,14 @@ def limit_options(function: F) -> F:
         return function(*args, limits=Limits(job_seconds=job_timeout, silence_seconds=silence_timeout), **kwargs)
 
     decorated: Any = with_limits
-    for name, default, text in (
-        ("--job-timeout", defaults.job_seconds, "Longest time for one job."),
-        ("--silence-timeout", defaults.silence_seconds, "Longest time without a sign of life from a worker."),
+    for name, default, least, text in (
+        ("--job-timeout", defaults.job_seconds, 1.0, "Longest time for one job; importing torch counts as one."),
+        # A worker gives a sign of life every few seconds.
+        ("--silence-timeout", defaults.silence_seconds, 15.0, "Longest time without a sign of life from a worker."),
     ):
         decorated = click.option(
             name,
-            type=click.FloatRange(min=0, min_open=True),
+            type=Seconds(least),
             default=default,
             show_default=True,
             envvar="FLEXWARM_" + name[2:].upper().replace("-", "_"),

@@ -59,8 +59,8 @@ class Session:
             self.emit_json({"verdict": None, "exit_code": int(code), "error": {"message": message, "hint": hint}})
         try:
             sys.stderr.write(f"flexwarm: {message}\n" + (f"  next: {hint}\n" if hint else ""))
-        except OSError:
-            pass  # standard error is closed: the exit code still says it
+        except (OSError, ValueError):
+            pass  # standard error is full or closed: the exit code still says it
         return code
 
 

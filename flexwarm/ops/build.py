@@ -16,10 +16,14 @@ from flexwarm.inventory import FaultKind
 from flexwarm.manifest import JobEntry, KeyEntry, Manifest
 from flexwarm.ops.prepare import Prepared, foreign_cache, prepare, sources_of, worker_components
 from flexwarm.ops.run import RunOptions, RunResult, Watcher, run_workers
+from flexwarm.reasons import Code, Reason
 from flexwarm.record import JobRecord, Record
 from flexwarm.request import Purpose
 from flexwarm.store import Bucket
-from flexwarm.verdict import Verdict, judge_build
+from flexwarm.verdict import Verdict, conclude, judge_build
+
+#: With less than this free, a build that failed may well have failed for that.
+SPACE_BYTES = 1_000_000
 
 
 def prepare_build(options: RunOptions, environ: Mapping[str, str], *, create: bool = True) -> Prepared:
@@ -77,12 +81,25 @@ def build(options: RunOptions, environ: Mapping[str, str], watcher: Watcher, *, 
         )
         written = bool(inventory.changed(before, inventory.snapshot(bucket)))
         verdict = judge_build(record, entries.stored_keys(bucket), worker_components(prepared), written)
+        if verdict.exit_code is not ExitCode.OK and (full := _no_space(bucket)):
+            verdict = conclude(verdict.jobs, [full, *verdict.reasons], best=verdict.kind)
         current = known
         if verdict.exit_code is ExitCode.OK:
+            _require_marker(bucket, run_id)
             current = _publish(prepared, record, known, environ, written)
             bucket.building.unlink()  # after any other end it stays, and the next build sweeps what this one left
         _keep_ledger(bucket, verdict, watcher)
     return _result(prepared, verdict, record, current, current is not known, time.perf_counter() - started)
+
+
+def _require_marker(bucket: Bucket, run: str) -> None:
+    """A cache is a thing that people delete: what was deleted and made anew during the build is not what was built."""
+    try:
+        ours = json.loads(bucket.building.read_bytes())["run"] == run
+    except (OSError, ValueError, KeyError, TypeError):
+        ours = False
+    if not ours:
+        raise CorruptError(f"bucket {bucket.digest} was deleted or replaced during the build", "flexwarm build again")
 
 
 def _keep_ledger(bucket: Bucket, verdict: Verdict, watcher: Watcher) -> None:
@@ -141,6 +158,18 @@ def _end_what_still_runs(bucket: Bucket) -> None:
         return  # no marker, or one that names no run
     if host == socket.gethostname():
         reaper.kill_run(run)
+
+
+def _no_space(bucket: Bucket) -> Reason | None:
+    """A compiler that found the disk full says only that it failed."""
+    room = os.statvfs(bucket.path)
+    if room.f_bavail * room.f_frsize >= SPACE_BYTES and (room.f_favail > 0 or room.f_files == 0):
+        return None
+    return Reason(
+        code=Code.NO_SPACE,
+        message=f"{bucket.root} is on a disk with {room.f_bavail * room.f_frsize // 1000} kB and {room.f_favail} inodes left",
+        hint="flexwarm clean --max-size SIZE, or another store with --store DIR",
+    )
 
 
 def _mark_building(bucket: Bucket, run: str) -> None:

@@ -92,7 +92,7 @@ def changes_since_proof(proven: JobProof, now: Mapping[str, str]) -> list[Reason
 
 def no_bucket(prepared: Prepared) -> Reason:
     """Say that nothing was built for this machine; and, if something was for another, in what the two differ."""
-    message = f"nothing was built for this toolchain (bucket {prepared.bucket.digest})"
+    message = f"nothing was built for this toolchain (bucket {prepared.bucket.digest}) in {prepared.store.root}"
     nearest = _nearest(prepared)
     if nearest is not None:
         changes = [change for change in differences(nearest[1], prepared.fingerprint) if change.selects]

@@ -77,7 +77,8 @@ def find(wanted: str, store: Store | None) -> Path:
         raise UsageError(f"no bucket {wanted!r} {where}; {there}", "flexwarm build SPEC makes one")
     if not path.exists():
         raise UsageError(
-            f"{path.parent} has no fingerprint.json: it is no bucket, or its build did not finish", "flexwarm build SPEC"
+            f"{path.parent} has no fingerprint.json: it is no bucket, or its build did not finish",
+            "flexwarm build SPEC --rebuild",
         )
     return path
 
@@ -94,7 +95,7 @@ def read(path: Path) -> Fingerprint:
     except OSError as error:
         raise store_error(error, f"read {path}") from error
     except ValueError as error:
-        raise CorruptError(f"{path} is corrupt: {error}", "build the bucket again: flexwarm build SPEC") from error
+        raise CorruptError(f"{path} is corrupt: {error}", "flexwarm build SPEC --rebuild") from error
 
 
 def _listed(buckets: Sequence[Bucket]) -> str:

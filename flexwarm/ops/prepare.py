@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flexwarm import __version__, environment, modules, spec, store, toolchain
-from flexwarm.errors import UnsupportedError, UsageError
+from flexwarm.errors import StoreError, UnsupportedError, UsageError
 from flexwarm.fingerprint import Fingerprint
 from flexwarm.modules import Source
 from flexwarm.plan import SELF_CONTAINED, Job, Plan, bucket_environment, make_plan
@@ -50,6 +50,10 @@ def prepare(
         toolchain.require_cxx({**environ, **SELF_CONTAINED}, building=building, headers=toolchain.python_headers())
     root = root if root is not None else store.default_root(environ)
     opened = Store.open(root, create=create, trust_shared=trust_shared)
+    if any(role.uses_cpu for role in found.roles) and any(letter.isspace() for letter in str(opened.root)):
+        raise StoreError(
+            f"torch's C++ builder cannot use a path with a space in it: {str(opened.root)!r}", "name another with --store DIR"
+        )
     fingerprint = toolchain.fingerprint(environ, store=opened)
     bucket = opened.bucket(fingerprint.digest)
     if not trust_shared:
@@ -90,7 +94,7 @@ def read_spec(path: Path) -> Spec:
         SpecError: it cannot be right.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError as error:
         hint = "name one: flexwarm build SPEC; examples/cpu.toml is one to begin with"
         raise UsageError(f"there is no spec file {path}", hint) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from dataclasses import dataclass
@@ -70,7 +71,7 @@ class RunProgress:
         self._rows = {job.id: _Row(job=job) for job in plan.jobs}
         if self._quiet:
             return
-        if sys.stderr.isatty():
+        if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
             from rich.live import Live
 
             from flexwarm.render.console import make_console
@@ -143,7 +144,7 @@ class RunProgress:
             return
         try:
             sys.stderr.write(text + "\n")
-        except OSError:
+        except (OSError, ValueError):
             pass  # nobody reads any more: no reason to stop a build
 
     def _table(self) -> Any:
@@ -155,12 +156,14 @@ class RunProgress:
         done = sum(row.ended is not None for row in self._rows.values())
         table.title = f"{self._title}: {done} of {len(self._rows)} jobs, {duration(now - self._began)}"
         for name in ("job", "phase", "shapes", "time", "outcome"):
-            table.add_column(name, overflow="fold" if name == "job" else "ellipsis", no_wrap=name != "job")
+            # Wide enough for any time from the start: a column that grows would fold the rows anew while one looks.
+            width = {"phase": 7, "time": 9, "outcome": 8}.get(name)
+            table.add_column(name, overflow="fold", no_wrap=name != "job", min_width=width)
         for row in self._visible():
             elapsed = None if row.started is None else (row.ended or now) - row.started
             style = {"hit": "green", "compiled": "cyan", "": "dim"}.get(row.outcome, "yellow")
             table.add_row(
-                row.job.id,
+                Text(row.job.id),
                 row.phase,
                 f"{row.shapes}/{len(row.job.workload.shapes)}",
                 duration(elapsed),

@@ -146,6 +146,8 @@ _STYLES = {
     Kind.UNKNOWN: "bold yellow",
 }
 _OUTCOME_STYLES = {Outcome.HIT: "green", Outcome.COMPILED: "cyan"}
+#: A narrower terminal has no room for the counts.
+_TIMES_COLUMNS = 56
 #: A job's reasons beyond these are counted; -v shows all.
 _REASONS_SHOWN = 3
 
@@ -165,7 +167,7 @@ def print_run(result: RunResult, *, verbosity: int) -> None:
             line = Text.assemble((f"{owner}: " if owner else ""), (reason.code.value, "yellow"), f": {reason.message}")
             console.print(line, soft_wrap=not console.is_terminal)
         if len(reasons) > len(shown):
-            console.print(f"{owner}: and {len(reasons) - len(shown)} more reasons (-v shows them)")
+            console.print(f"{owner}: and {len(reasons) - len(shown)} more reasons (-v shows them)", markup=False)
     console.print(Text.assemble("verdict: ", (result.verdict.kind.value, _STYLES[result.verdict.kind]), _summary(result)))
     for hint in _hints(result) if verbosity >= 0 else ():
         console.print(f"  next: {hint}", soft_wrap=not console.is_terminal, highlight=False, markup=False)
@@ -217,11 +219,9 @@ def _table(result: RunResult, width: int) -> Any:
         table.add_column("role")
         table.add_column("rank", justify="right")
         table.add_column("device")
-    table.add_column("outcome")
-    table.add_column("hit", justify="right")
-    table.add_column("miss", justify="right")
-    table.add_column("cold", justify="right")
-    table.add_column("warm", justify="right")
+    table.add_column("outcome", no_wrap=True)
+    for name in ("hit", "miss", "cold", "warm") if width >= _TIMES_COLUMNS else ("cold", "warm"):
+        table.add_column(name, justify="right", no_wrap=True)
     for verdict in result.verdict.jobs:
         job, record = verdict.job, verdict.record
         where = (f"{job.role}:{job.rank}",) if narrow else (job.role, str(job.rank), job.device)
@@ -229,11 +229,10 @@ def _table(result: RunResult, width: int) -> Any:
         warm = record.first_seconds if record and verdict.outcome is Outcome.HIT else None
         style = _OUTCOME_STYLES.get(verdict.outcome, "yellow")
         table.add_row(
-            job.workload.name,
-            *where,
+            Text(job.workload.name),
+            *map(Text, where),
             Text(verdict.outcome.value, style=style),
-            _count(hits),
-            _count(misses),
+            *((_count(hits), _count(misses)) if width >= _TIMES_COLUMNS else ()),
             duration(result.cold_seconds.get(job.id)),
             duration(warm),
         )

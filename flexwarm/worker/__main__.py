@@ -12,10 +12,12 @@ import socket
 import sys
 import time
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flexwarm import __version__, canonical
+from flexwarm import __version__, canonical, environment
+from flexwarm.environment import Effect
 from flexwarm.errors import FlexwarmError
 from flexwarm.events import Bye, Hello, JobDone, JobFailed, JobStopped, Phase, Refused, Settings, Sources
 from flexwarm.observer.recorder import Recorder, StopAtMiss
@@ -84,7 +86,7 @@ def run_worker(request: WorkerRequest, recorder: Recorder) -> None:
         )
     )
     sys.path.insert(0, os.getcwd())  # as `python -m` would; from here on the user's modules are found
-    baseline = frozenset(sys.modules)
+    baseline, environ = frozenset(sys.modules), dict(os.environ)
     for job in request.jobs:
         recorder.job = job.id
         if job.gate is not None:
@@ -102,12 +104,18 @@ def run_worker(request: WorkerRequest, recorder: Recorder) -> None:
             attention.run(job.workload, job.device, recorder)
         except StopAtMiss:
             _emit_end(JobStopped, job, recorder, caches.counted_since(api, before), started)
+        except SystemExit as error:
+            _emit_failure(job, recorder, RuntimeError(f"a function of the spec called sys.exit({error.code!r})"))
         except Exception as error:  # noqa: BLE001 - whatever a job raises is that job's outcome, said in full
             _emit_failure(job, recorder, error)
         else:
             # A stop that something swallowed is still a stop.
             kind = JobStopped if recorder.stopped else JobDone
-            _emit_end(kind, job, recorder, caches.counted_since(api, before), started)
+            moved = moved_caches(environ)
+            if moved:
+                _emit_failure(job, recorder, RuntimeError(moved))
+            else:
+                _emit_end(kind, job, recorder, caches.counted_since(api, before), started)
         config = read_settings(api)
         if canonical.digest(config) != settled:
             recorder.emit(Settings(t=time.time(), job=job.id, config_digest=canonical.digest(config), config=config))
@@ -127,17 +135,34 @@ def _emit_end(
     recorder.emit(kind(t=time.time(), job=job.id, counters=counters, seconds=time.perf_counter() - started))
 
 
+def moved_caches(before: Mapping[str, str]) -> str:
+    """What a user's module did to a variable on which all evidence rests; empty if nothing.
+
+    torch reads its cache directories anew at each use: a module that sets one takes the job out of the bucket.
+    """
+    for name in sorted({*before, *os.environ}):
+        if environment.effect(name) in (Effect.MOVES, Effect.DISABLES) and before.get(name) != os.environ.get(name):
+            old, new = (repr(env[name]) if name in env else "unset" for env in (before, os.environ))
+            return f"a module that the spec names changed {name} from {old} to {new}, so the bucket was not used"
+    return ""
+
+
 def _emit_failure(job: JobRequest, recorder: Recorder, error: Exception) -> None:
+    traceback.print_exception(error)  # to the worker's log, whole
     root: BaseException = error
     while root.__cause__ is not None:
         root = root.__cause__
+    message = str(root).strip().split("\n")[0][:500]
+    if not message and root.__traceback__ is not None:
+        last = traceback.extract_tb(root.__traceback__)[-1]
+        message = f"at {last.filename}:{last.lineno}"
     recorder.emit(
         JobFailed(
             t=time.time(),
             job=job.id,
             error=type(root).__name__,
-            message=str(root).strip().split("\n")[0][:500],
-            traceback=traceback.format_exc()[-8000:],
+            message=message,
+            traceback="".join(traceback.format_exception(error))[-8000:],
         )
     )
 
@@ -155,8 +180,12 @@ def main() -> int:
         recorder.emit(Refused(t=time.time(), message=error.message, hint=error.hint))
         return 0
     recorder.emit(Bye(t=time.time()))
-    sys.stdout.flush()
-    # Interpreter teardown with torch loaded takes a noticeable part of a warm start and proves nothing.
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        pass  # a user's module closed it
+    # Interpreter teardown with torch loaded takes a noticeable part of a warm start and proves nothing, and a thread of the
+    # user's could keep it from ending.
     os._exit(0)
 
 

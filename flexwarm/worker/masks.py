@@ -146,6 +146,7 @@ def make(function: Function | None, builtins: Mapping[str, Callable[..., MaskMod
 
     Raises:
         ImportError, AttributeError: the user's module does not load or has no such attribute.
+        TypeError: what it gave is not a function; None would be no mask at all, and nobody would see it.
     """
     if function is None:
         return None
@@ -153,4 +154,7 @@ def make(function: Function | None, builtins: Mapping[str, Callable[..., MaskMod
         return builtins[function.name](context, **(function.args or {}))
     value = getattr(import_module(function.module), function.attribute)
     made: MaskMod = value if function.args is None else value(context, **function.args)
+    if not callable(made):
+        what = "returned" if function.args is not None else "is"
+        raise TypeError(f"{function.name} {what} {made!r}, which is no function of (b, h, q, kv)")
     return made

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from flexwarm import manifest
 from tests.harness import SECOND, SMALL, Flexwarm
 
 pytestmark = pytest.mark.torch
@@ -109,20 +110,20 @@ def test_a_killed_build_leaves_no_process_and_a_store_that_is_whole(
 
 def test_half_a_library_under_its_final_name_is_not_loaded_by_the_next_build(warm: Flexwarm) -> None:
     """A linker that is killed leaves what it wrote; torch takes a file that exists for one that is whole."""
+    before = warm.bucket.manifest.read_bytes()
     warm.spec("schema = 1\n" + SECOND)
     assert warm.run_json("build").code == 0
-    known = {entry.path for entry in warm.manifest().files}
-    library = next(path for path in warm.bucket.inductor.rglob("*.main.so"))
+    known = {entry.path for entry in manifest.parse(before).files}
+    made = [path for path in warm.bucket.inductor.rglob("*.main.so") if str(path.relative_to(warm.bucket.path)) not in known]
+    (library,) = made
     # As after a kill: the manifest is of the build before, and the marker says that a build was under way.
-    shutil_store = warm.bucket.manifest.read_bytes()
-    assert known
-    assert shutil_store
-    warm.bucket.manifest.unlink()
     library.write_bytes(library.read_bytes()[:1000])
+    warm.bucket.manifest.write_bytes(before)
     warm.bucket.building.write_text("{}\n")
     done = warm.run_json("build")
     assert done.code == 0, done.messages()
     assert "removed" in done.err
+    assert library.stat().st_size > 1000
     assert warm.run_json("verify").json["verdict"] == "warm"
 
 
@@ -182,7 +183,7 @@ def test_a_job_past_its_limit_is_ended_with_its_stacks_in_the_log(warm: Flexwarm
 
 def test_a_worker_that_stops_running_is_ended_after_its_silence(warm: Flexwarm, no_process_left: Callable[[], None]) -> None:
     user_mask(warm, "import os, signal\nos.kill(os.getpid(), signal.SIGSTOP)")
-    done = warm.run_json("build", "--silence-timeout", "7")
+    done = warm.run_json("build", "--silence-timeout", "15")
     assert (done.code, done.codes()) == (6, {"silent"})
     no_process_left()
 
@@ -231,3 +232,73 @@ def test_a_lock_that_is_held_is_waited_for_explained_and_bounded(warm: Flexwarm)
         holder.communicate(timeout=30)
     assert holder.returncode == 143
     assert os.path.exists(warm.bucket.path)
+
+
+def test_a_hang_while_torch_is_imported_is_bounded_too(warm: Flexwarm, no_process_left: Callable[[], None]) -> None:
+    hook = (
+        "import sys, time\n"
+        "class Slow:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'torch' and path is None and '-m' not in sys.orig_argv:\n"
+        "            time.sleep(1000)\n"
+        "sys.meta_path.insert(0, Slow())\n"
+    )
+    (warm.directory / "slow").mkdir()
+    (warm.directory / "slow" / "sitecustomize.py").write_text(hook)
+    path = os.pathsep.join([str(warm.directory / "slow"), os.environ.get("PYTHONPATH", "")])
+    done = warm.run_json("verify", "--job-timeout", "4", env={"PYTHONPATH": path})
+    assert (done.code, done.codes()) == (6, {"timed-out"})
+    no_process_left()
+
+
+def test_a_module_that_closes_the_output_and_leaves_a_thread_behind_does_not_keep_the_worker(
+    warm: Flexwarm, no_process_left: Callable[[], None]
+) -> None:
+    user_mask(
+        warm, "import sys, threading, time\nsys.stdout.close()\nthreading.Thread(target=time.sleep, args=(1000,)).start()"
+    )
+    done = warm.run_json("build")
+    assert done.code == 0, done.messages()
+    no_process_left()
+
+
+def test_a_module_that_calls_sys_exit_is_a_failed_job_with_its_log(warm: Flexwarm) -> None:
+    user_mask(warm, "import sys\nsys.exit('enough')")
+    done = warm.run_json("build")
+    assert (done.code, done.codes()) == (5, {"raised"})
+    assert "sys.exit('enough')" in done.messages()
+    assert "log: " in done.json["jobs"][0]["reasons"][0]["hint"]
+
+
+def test_a_bucket_that_is_deleted_during_its_build_is_said_and_publishes_nothing(warm: Flexwarm) -> None:
+    user_mask(warm, "import os, shutil\nshutil.rmtree(os.path.dirname(os.environ['TORCHINDUCTOR_CACHE_DIR']))")
+    done = warm.run_json("build")
+    assert done.code in (5, 6, 7), done.err
+    assert "Traceback" not in done.err
+    assert warm.run_json("verify").json["verdict"] in ("cold", "broken")
+
+
+def test_a_build_goes_on_when_nobody_reads_its_progress(warm: Flexwarm) -> None:
+    user_mask(warm, "")
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            warm.argv(["build"]), cwd=warm.directory, env=warm.environ(), stdout=subprocess.PIPE, stderr=full, text=True
+        )
+    assert done.returncode == 0
+    assert "verdict: " in done.stdout
+
+
+def test_a_disk_that_is_full_is_named_beside_what_the_compiler_said(warm: Flexwarm, tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1500k,mode=755", "tmpfs", small], capture_output=True).returncode:
+        pytest.skip("a small disk can only be mounted by root")
+    try:
+        warm.spec("schema = 1\n" + SECOND)
+        done = warm.run_json("build", "--store", str(small / "store"))
+        assert done.code in (3, 5, 6), done.err
+        assert "left" in done.messages() + done.err
+        assert "flexwarm clean" in done.out + done.err
+        assert "Traceback" not in done.err
+    finally:
+        subprocess.run(["umount", small], check=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from flexwarm.inventory import changed, snapshot
@@ -83,10 +85,81 @@ def test_a_setting_of_inductor_that_changed_is_named(warm: Flexwarm) -> None:
     assert "max_fusion_size 64 -> 32" in done.messages()
 
 
-def test_compiling_switched_off_is_not_warm_because_no_layer_was_asked(warm: Flexwarm) -> None:
-    warm.spec(
-        SMALL.replace("[[workload]]", '[[role]]\nname = "default"\nenv = { TORCH_COMPILE_DISABLE = "1" }\n\n[[workload]]')
-    )
+def test_a_role_that_switches_compiling_off_is_refused(warm: Flexwarm) -> None:
+    role = '[[role]]\nname = "default"\nenv = { TORCH_COMPILE_DISABLE = "1" }\n\n'
+    warm.spec(SMALL.replace("[[workload]]", role + "[[workload]]"))
     refused = warm.run_json("verify")
     assert refused.code == 2
     assert "TORCH_COMPILE_DISABLE" in refused.json["error"]["message"]
+
+
+def test_a_layer_that_a_module_switched_off_gives_no_evidence_although_everything_else_hits(warm: Flexwarm) -> None:
+    user_mask(warm, "import torch._functorch.config as c\nc.enable_autograd_cache = False\n" + PLAIN)
+    done = warm.run_json("build")
+    assert (done.code, done.json["verdict"], done.codes()) == (1, "unknown", {"no-evidence"})
+    assert "AOTAutograd cache was never asked" in done.messages()
+
+
+def test_a_graph_that_is_compiled_past_every_cache_is_not_built(warm: Flexwarm) -> None:
+    source = (
+        "import torch._inductor.config as c\n"
+        "def mask(context):\n"
+        "    c.force_disable_caches = context.q_len > 128\n"
+        "    return lambda b, h, q, kv: q >= kv\n"
+    )
+    user_mask(warm, source)
+    text = (warm.directory / "flexwarm.toml").read_text()
+    warm.spec(text.replace("q_len = 128", "q_len = [128, 256]\nmask_args = {}\ncompile = { dynamic = false }"))
+    done = warm.run_json("build")
+    assert done.code == 1, done.messages()
+    assert "not-stored" in done.codes()
+
+
+def test_a_module_that_moves_the_cache_is_named_and_never_green(warm: Flexwarm) -> None:
+    user_mask(warm, "import os\nos.environ['TORCHINDUCTOR_CACHE_DIR'] = os.path.abspath('elsewhere')\n" + PLAIN)
+    for command in ("build", "verify"):
+        done = warm.run_json(command)
+        assert done.code != 0
+    assert "TORCHINDUCTOR_CACHE_DIR" in warm.run_json("build").messages()
+
+
+def test_a_factory_that_returns_nothing_is_not_taken_for_no_mask(warm: Flexwarm) -> None:
+    user_mask(warm, "def mask(context):\n    lambda b, h, q, kv: q >= kv\n")
+    text = (warm.directory / "flexwarm.toml").read_text()
+    warm.spec(text.replace('mask_mod = "mymasks:mask"', 'mask_mod = "mymasks:mask"\nmask_args = {}'))
+    done = warm.run_json("build")
+    assert (done.code, done.codes()) == (5, {"raised"})
+    assert "mymasks:mask returned None" in done.messages()
+
+
+def test_fast_sees_what_a_launch_would_see_of_cores_modules_and_flexwarm_itself(warm: Flexwarm) -> None:
+    warm.module("def keep(q, kv):\n    return q >= kv\n", name="helper")
+    user_mask(warm, "from helper import keep\n\ndef mask(b, h, q, kv):\n    return keep(q, kv)\n")
+    assert warm.run_json("build").code == 0
+    assert warm.run_json("verify").json["verdict"] == "warm"
+    assert warm.run_json("verify", "--fast").code == 0
+    # On the cpu the thread count is in the key, and it comes from the cores where OMP_NUM_THREADS is unset.
+    if len(os.sched_getaffinity(0)) > 1:
+        one = warm.run_json("verify", "--fast", prefix=("taskset", "-c", str(min(os.sched_getaffinity(0)))))
+        assert (one.code, one.codes()) == (1, {"fingerprint-changed"})
+        assert "host.cores" in one.messages()
+    warm.module("def keep(q, kv):\n    return q > kv\n", name="helper")
+    done = warm.run_json("verify", "--fast")
+    assert (done.code, done.codes()) == (1, {"source-changed"})
+    assert "helper.py" in done.messages()
+
+
+def test_a_changed_comment_costs_one_build_and_one_proof_and_then_fast_is_warm_again(warm: Flexwarm) -> None:
+    user_mask(warm, PLAIN)
+    assert warm.run_json("build").code == 0
+    assert warm.run_json("verify").code == 0
+    user_mask(warm, PLAIN + "# a comment\n")
+    assert warm.run_json("verify", "--fast").codes() == {"source-changed"}
+    assert warm.run_json("build").code == 0
+    assert warm.run_json("verify").code == 0
+    assert warm.run_json("verify", "--fast").code == 0
+
+
+def test_a_file_beside_the_spec_does_not_take_the_place_of_pythons_own(warm: Flexwarm) -> None:
+    warm.module("raise RuntimeError('not the standard library')\n", name="queue")
+    assert warm.run_json("verify").json["verdict"] == "warm"

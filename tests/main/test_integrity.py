@@ -69,12 +69,43 @@ def test_a_file_behind_a_link_is_not_the_file_that_was_built(warm: Flexwarm, tmp
     assert (done.code, done.codes()) == (7, {"corrupt-file"})
 
 
-def test_an_entry_too_many_in_a_keys_directory_is_found_because_torch_would_load_it(warm: Flexwarm) -> None:
+def plant(warm: Flexwarm) -> Path:
+    """An entry beside that of a key which a build made, as a launch may add one under other guards."""
     entry = next(path for path in (warm.bucket.inductor / "fxgraph").rglob("*") if path.is_file())
-    shutil.copy(entry, entry.with_name("aaaa"))
+    planted = entry.with_name("aaaa")
+    shutil.copy(entry, planted)
+    return planted
+
+
+def test_an_entry_too_many_in_a_keys_directory_is_found_because_torch_would_load_it(warm: Flexwarm) -> None:
+    assert warm.run_json("verify").code == 0
+    plant(warm)
+    for arguments in (["verify"], ["verify", "--fast"]):
+        done = warm.run_json(*arguments)
+        assert (done.code, done.json["verdict"]) == (1, "unknown")
     done = warm.run_json("verify")
-    assert (done.code, done.codes()) == (7, {"corrupt-file"})
+    assert done.codes() == {"disk-changed"}
     assert "aaaa" in done.messages()
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_the_next_build_removes_an_entry_too_many_whoever_left_it(warm: Flexwarm, killed: bool) -> None:
+    planted = plant(warm)
+    if killed:
+        warm.bucket.building.write_text('{"run": "gone", "host": "elsewhere"}\n')
+    done = warm.run_json("build")
+    assert done.code == 0, done.err
+    assert not planted.exists()
+    assert warm.run_json("verify").json["verdict"] == "warm"
+
+
+def test_content_that_was_altered_behind_the_back_of_size_and_time_is_not_proven_for_fast(warm: Flexwarm) -> None:
+    assert warm.run_json("verify").code == 0
+    assert warm.run_json("verify", "--fast").code == 0
+    alter(next(warm.bucket.inductor.rglob("*.main.so")))
+    done = warm.run_json("verify", "--fast")
+    assert (done.code, done.json["verdict"], done.codes()) == (1, "unknown", {"not-proven"})
+    assert warm.run_json("verify").code == 7
 
 
 def test_nothing_of_a_corrupt_bucket_is_run(warm: Flexwarm) -> None:

@@ -82,6 +82,93 @@ def test_an_error_is_json_too_when_json_was_asked_for(tmp_path: Path) -> None:
     assert json.loads(by_variable.stdout)["exit_code"] == 2
 
 
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], ["env"], ["fingerprint"], ["fingerprint", "--format", "json"]]
+)
+def test_an_output_that_cannot_be_written_is_said_in_one_sentence(tmp_path: Path, arguments: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "flexwarm", *arguments],
+            env={**os.environ, "FLEXWARM_STORE": str(tmp_path / "store")},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+        )
+    assert done.returncode == 3
+    assert done.stderr == "flexwarm: standard output cannot be written: No space left on device\n"
+
+
+@pytest.mark.parametrize("redirect", [">&-", "2>&-", ">&- 2>&- <&-", ">/dev/full", "2>/dev/full", "| true", "2>&1 | head -c 1"])
+@pytest.mark.parametrize("form", ["human", "json"])
+def test_no_way_of_closing_the_streams_changes_an_error_or_prints_a_traceback(tmp_path: Path, redirect: str, form: str) -> None:
+    command = f"{sys.executable} -m flexwarm build nofile.toml --format {form}"
+    piped = redirect.rpartition("|")
+    line = f"{{ {command} {piped[0] or (redirect if '|' not in redirect else '')}; echo $? >code; }} 2>err"
+    line += f" | {piped[2]}" if "|" in redirect else ""
+    subprocess.run(["sh", "-c", line], cwd=tmp_path, env={**os.environ, "FLEXWARM_STORE": "store"}, timeout=60)
+    assert (tmp_path / "code").read_text() == "2\n"
+    assert "Traceback" not in (tmp_path / "err").read_text()
+
+
+def test_a_terminal_without_unicode_ends_no_command(tmp_path: Path) -> None:
+    (tmp_path / "flexwarm.toml").write_text(SPEC.replace('"w"', '"\u00fcn\u00ef"'))
+    done = flexwarm(tmp_path, "build", "--dry-run", env={"PYTHONIOENCODING": "ascii"})
+    assert done.returncode == 0
+    assert "\\xfcn\\xef" in done.stdout
+
+
+def test_a_wrong_option_is_json_too_when_json_was_asked_for(tmp_path: Path) -> None:
+    assert json.loads(flexwarm(tmp_path, "build", "--nope", "--format", "json").stdout)["exit_code"] == 2
+    assert json.loads(flexwarm(tmp_path, "bogus", env={"FLEXWARM_FORMAT": "json"}).stdout)["exit_code"] == 2
+
+
+def test_a_working_directory_that_is_gone_is_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "flexwarm.toml").write_text(SPEC)
+    script = f"mkdir gone && cd gone && rmdir ../gone && {sys.executable} -m flexwarm env --store relative"
+    env = {**os.environ, "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+    done = subprocess.run(["sh", "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 3
+    assert "gone" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_store_path_with_a_space_is_refused_for_the_cpu_because_torch_cannot_use_it(tmp_path: Path) -> None:
+    (tmp_path / "flexwarm.toml").write_text(SPEC)
+    done = flexwarm(tmp_path, "build", "--dry-run", "--store", "with space")
+    assert done.returncode == 3
+    assert "space" in done.stderr
+
+
+def test_a_store_that_is_refused_is_left_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "flexwarm.toml").write_text(SPEC)
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    assert flexwarm(tmp_path, "build", "--store", "open").returncode == 3
+    assert list((tmp_path / "open").iterdir()) == []
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "soon", "3", "-1"])
+def test_a_limit_that_cannot_work_is_refused(tmp_path: Path, value: str) -> None:
+    done = flexwarm(tmp_path, "build", "--silence-timeout", value)
+    assert done.returncode == 2
+    assert "at least 15" in done.stderr
+
+
+def test_a_variable_that_takes_the_kernels_out_of_the_bucket_is_refused_and_never_warm(tmp_path: Path) -> None:
+    (tmp_path / "flexwarm.toml").write_text(SPEC)
+    env = {"TRITON_CACHE_MANAGER": "my.cache:Manager"}
+    assert flexwarm(tmp_path, "build", env=env).returncode == 2
+    done = flexwarm(tmp_path, "verify", "--fast", "--format", "json", env=env)
+    assert [reason["code"] for reason in json.loads(done.stdout)["reasons"]] == ["cache-disabled"]
+    assert done.returncode == 1
+
+
+def test_a_spec_with_a_byte_order_mark_and_windows_line_ends_is_read(tmp_path: Path) -> None:
+    (tmp_path / "flexwarm.toml").write_bytes(b"\xef\xbb\xbf" + SPEC.replace("\n", "\r\n").encode())
+    assert flexwarm(tmp_path, "build", "--dry-run").returncode == 0
+
+
 def test_a_reader_that_goes_away_is_no_error_of_ours(tmp_path: Path) -> None:
     read, write = os.pipe()
     os.close(read)

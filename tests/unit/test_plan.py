@@ -98,6 +98,22 @@ def test_a_role_may_not_move_the_cache_out_of_the_bucket_nor_turn_it_off() -> No
         plan(role('env = { TORCHINDUCTOR_FORCE_DISABLE_CACHES = "1" }'))
 
 
+@pytest.mark.parametrize("name", ["ATEN_CPU_CAPABILITY", "PYTHONPATH", "PYTHONHOME"])
+def test_what_all_roles_must_have_alike_is_refused_in_one(name: str) -> None:
+    with pytest.raises(SpecError, match=name):
+        plan(role(f'env = {{ {name} = "x" }}'))
+
+
+def test_isolation_and_a_role_that_sets_the_visible_devices_contradict_each_other() -> None:
+    with pytest.raises(SpecError, match="CUDA_VISIBLE_DEVICES"):
+        plan(role('devices = "cuda:0-1"\nisolate = true\nenv = { CUDA_VISIBLE_DEVICES = "3" }'))
+
+
+def test_a_rank_that_only_follows_compiles_nothing_and_gets_one_thread() -> None:
+    workers = plan(role(processes=3), cores=8).workers
+    assert [worker.env["TORCHINDUCTOR_COMPILE_THREADS"] for worker in workers] == ["8", "1", "1"]
+
+
 def test_all_ranks_share_one_triton_directory_in_the_bucket() -> None:
     assert bucket_environment("/store/b")["TRITON_CACHE_DIR"] == "/store/b/triton"
     assert {worker.env["TRITON_CACHE_DIR"] for worker in plan(role('devices = "cuda:0-1"')).workers} == {"/b/triton"}

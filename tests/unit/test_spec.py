@@ -74,7 +74,9 @@ def test_a_workload_survives_its_way_to_the_worker() -> None:
         ('mask_mod = "not a module:attribute"', ["module:attribute"]),
         ('score_mod = "soft_cap"', ["score_args", "cap", "missing"]),
         ("compile = { dynamik = true }", ["compile", "dynamik", "unknown key"]),
-        ('compile = { mode = "x", options = { a = 1 } }', ["mode or options"]),
+        ('compile = { mode = "max-autotune", options = { a = 1 } }', ["mode or options"]),
+        ('compile = { mode = "max-autotun" }', ["mode", "max-autotun", "reduce-overhead"]),
+        ('dtype = ["float32", "float32"]', ["dtype", "twice"]),
         ('step = "m:f"', ["step", "not supported"]),
         ('roles = ["nobody"]', ["roles", "nobody"]),
     ],
@@ -88,6 +90,12 @@ def test_what_cannot_be_right_is_named(added: str, words: list[str]) -> None:
 def test_a_misspelt_key_is_answered_with_the_right_one() -> None:
     assert "'batch'" in refused(WORKLOAD + "batc = 2\n").hint
     assert "'causal'" in refused(WORKLOAD + 'mask_mod = "casual"\n').hint
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "a:b", "[red]", "two words", "\\u001b[31m", "line\\nline", "x" * 65, "-x"])
+def test_a_name_that_could_not_stand_in_a_table_or_a_file_name_is_refused(name: str) -> None:
+    assert "name" in refused(WORKLOAD.replace('"w"', f'"{name}"')).message
+    assert "name" in refused(f'[[role]]\nname = "{name}"\n' + WORKLOAD).message
 
 
 @pytest.mark.parametrize("key", ["q_heads", "head_dim", "q_len", "name"])
