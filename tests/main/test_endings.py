@@ -254,9 +254,8 @@ def test_a_hang_while_torch_is_imported_is_bounded_too(warm: Flexwarm, no_proces
 def test_a_module_that_closes_the_output_and_leaves_a_thread_behind_does_not_keep_the_worker(
     warm: Flexwarm, no_process_left: Callable[[], None]
 ) -> None:
-    user_mask(
-        warm, "import sys, threading, time\nsys.stdout.close()\nthreading.Thread(target=time.sleep, args=(1000,)).start()"
-    )
+    thread = "threading.Thread(target=time.sleep, args=(1000,)).start()"
+    user_mask(warm, f"import sys, threading, time\nsys.stdout.close()\n{thread}")
     done = warm.run_json("build")
     assert done.code == 0, done.messages()
     no_process_left()
