@@ -245,8 +245,8 @@ def sweep(bucket: Bucket, listed: Set[str]) -> int:
     return removed
 
 
-#: Path -> (size in bytes, mtime in ns, inode) of everything below ``inductor/`` and ``triton/`` that is not a directory.
-Snapshot = Mapping[str, tuple[int, int, int]]
+#: Path -> (size in bytes, mtime in ns, ctime in ns, inode) of everything below ``inductor/`` and ``triton/`` that is not a directory.
+Snapshot = Mapping[str, tuple[int, int, int, int]]
 
 #: What a warm run may change: below these, torch makes and touches empty lock files.
 CHANGES_ALLOWED: Final = (_TORCH_LOCKS + "/",)
@@ -267,8 +267,12 @@ class DiskChange:
 
 
 def snapshot(bucket: Bucket) -> Snapshot:
-    """The state of the bucket's files now. The inode tells a file that was replaced by one of the same size and time."""
-    state: dict[str, tuple[int, int, int]] = {}
+    """The state of the bucket's files now.
+
+    The inode tells a file that was replaced by one of the same size and time, and the time of change one whose content was
+    written and whose time was set back.
+    """
+    state: dict[str, tuple[int, int, int, int]] = {}
     for path, entry in _walk(bucket):
         try:
             status = entry.stat(follow_symlinks=False)
@@ -276,7 +280,7 @@ def snapshot(bucket: Bucket) -> Snapshot:
             continue  # removed between listing and asking: it is not there now
         except OSError as error:
             raise store_error(error, f"read {entry.path}") from error
-        state[path] = (status.st_size, status.st_mtime_ns, status.st_ino)
+        state[path] = (status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino)
     return state
 
 

@@ -173,9 +173,9 @@ def test_a_job_past_its_limit_is_ended_with_its_stacks_in_the_log(warm: Flexwarm
     user_mask(warm, "import time\n\ndef sleep_here():\n    time.sleep(1000)\n\nsleep_here()")
     done = warm.run_json("verify")
     assert done.codes() == {"not-built"}
-    done = warm.run_json("build", "--job-timeout", "4")
+    done = warm.run_json("build", "--job-timeout", "15")
     assert (done.code, done.json["verdict"], done.codes()) == (6, "broken", {"timed-out"})
-    assert "4 s" in done.messages()
+    assert "15 s" in done.messages()
     log = Path(done.json["workers"][0]["log"]).read_text()
     assert "sleep_here" in log
     no_process_left()
@@ -251,13 +251,14 @@ def test_a_hang_while_torch_is_imported_is_bounded_too(warm: Flexwarm, no_proces
     no_process_left()
 
 
-def test_a_module_that_closes_the_output_and_leaves_a_thread_behind_does_not_keep_the_worker(
-    warm: Flexwarm, no_process_left: Callable[[], None]
+@pytest.mark.parametrize(("then", "code"), [("", 0), ("sys.stdout.close()", 5)])  # torch itself wants to print
+def test_a_module_that_leaves_a_thread_behind_or_closes_the_output_does_not_keep_the_worker(
+    warm: Flexwarm, no_process_left: Callable[[], None], then: str, code: int
 ) -> None:
     thread = "threading.Thread(target=time.sleep, args=(1000,)).start()"
-    user_mask(warm, f"import sys, threading, time\nsys.stdout.close()\n{thread}")
+    user_mask(warm, f"import sys, threading, time\n{thread}\n{then}")
     done = warm.run_json("build")
-    assert done.code == 0, done.messages()
+    assert done.code == code, done.messages()
     no_process_left()
 
 
@@ -290,7 +291,7 @@ def test_a_build_goes_on_when_nobody_reads_its_progress(warm: Flexwarm) -> None:
 def test_a_disk_that_is_full_is_named_beside_what_the_compiler_said(warm: Flexwarm, tmp_path: Path) -> None:
     small = tmp_path / "small"
     small.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1500k,mode=755", "tmpfs", small], capture_output=True).returncode:
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=400k,mode=755", "tmpfs", small], capture_output=True).returncode:
         pytest.skip("a small disk can only be mounted by root")
     try:
         warm.spec("schema = 1\n" + SECOND)
