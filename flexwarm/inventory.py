@@ -245,7 +245,7 @@ def sweep(bucket: Bucket, listed: Set[str]) -> int:
     return removed
 
 
-#: Path -> (size in bytes, mtime in ns, ctime in ns, inode) of everything below ``inductor/`` and ``triton/`` that is not a directory.
+#: Path -> (size in bytes, mtime in ns, ctime in ns, inode) of all below ``inductor/`` and ``triton/`` that is no directory.
 Snapshot = Mapping[str, tuple[int, int, int, int]]
 
 #: What a warm run may change: below these, torch makes and touches empty lock files.
