@@ -83,7 +83,8 @@ def test_the_precompiled_header_is_outside_of_the_cache_directory_unless_it_is_s
     """
     directory, used = in_new_process(tmp_path, program)
     assert not directory.startswith(str(tmp_path / "inductor"))
-    assert used is False
+    # The variable is read from torch 2.12 on; before, a CPU launch may compile the header, which the second witness sees.
+    assert used is (toolchain.require_supported().minor < (2, 12))
     _, used = in_new_process(tmp_path, program, TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS="1")
     assert used is True
 
