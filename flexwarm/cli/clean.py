@@ -113,6 +113,8 @@ def _show(session: Session, plan: op.Plan, *, dry_run: bool, done: bool, now_uni
     if session.json:
         session.emit_json(plan.to_json(dry_run=dry_run))
         return
+    if session.verbosity < 0 and done and not dry_run and not plan.having(op.Action.SKIP):
+        return  # it did what it was told
     from flexwarm.render import clean as renderer
 
     renderer.render(plan, done=done, now_unix=now_unix)
