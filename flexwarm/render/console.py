@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from typing import TYPE_CHECKING
 
@@ -18,5 +17,5 @@ def make_console(*, stderr: bool = False) -> Console:
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
-    width = shutil.get_terminal_size().columns if stream.isatty() else PIPE_COLUMNS
-    return Console(file=stream, width=width, highlight=False, emoji=False)
+    # On a terminal rich asks for the width at each print, so that a table follows a window that is resized.
+    return Console(file=stream, width=None if stream.isatty() else PIPE_COLUMNS, highlight=False, emoji=False)
