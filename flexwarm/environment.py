@@ -53,7 +53,7 @@ NAMES: Final = frozenset(
 #: Name, or beginning of a name with ``*``. The most specific row wins.
 EFFECTS: Final[Mapping[str, Effect]] = {
     # A custom manager keeps Triton's files wherever it likes, so to us it moves the cache.
-    **dict.fromkeys(("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TRITON_HOME"), Effect.MOVES),
+    **dict.fromkeys(("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"), Effect.MOVES),
     **dict.fromkeys(("TRITON_CACHE_MANAGER", "TRITON_REMOTE_CACHE_BACKEND"), Effect.MOVES),
     **dict.fromkeys(
         (
@@ -71,6 +71,8 @@ EFFECTS: Final[Mapping[str, Effect]] = {
             # The driver and the allocators at run time.
             *("CUDA_CACHE_*", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_LAUNCH_BLOCKING", "CUDA_MODULE_LOADING", "CUDA_VERSION"),
             *("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_KERNEL_CACHE_PATH", "PYTORCH_VERSION"),
+            # Only where Triton's directories are that no variable names; the bucket's variables name its cache.
+            "TRITON_HOME",
             # Caches of other things.
             *("TORCH_EXTENSIONS_DIR", "TORCH_HOME", "CCACHE_*"),
             # Neither Inductor nor Triton hands these to the compiler; conda sets them in every shell.

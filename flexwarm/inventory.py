@@ -21,6 +21,9 @@ from flexwarm.store import Bucket
 #: torch's own lock files: empty, made on a warm run too, and they carry nothing.
 _TORCH_LOCKS: Final = "inductor/locks"
 
+#: What Dynamo learnt of shapes, by job id: each launch writes it anew, and it holds no kernel.
+_DYNAMO_STATE: Final = "inductor/dynamo"
+
 #: A write that was under way or died: torch's ``.<pid>.<thread>.tmp``, Triton's ``tmp.pid_<pid>_<uuid>`` directories, and
 #: directories of Python's tempfile.
 _TEMPORARY: Final = re.compile(r"\.\d+\.\d+\.tmp|tmp\.pid_\d+_.+|tmp[a-z0-9_]{8}")
@@ -74,7 +77,7 @@ def _sha256(file: str | Path, *, sync: bool = False) -> str:
 
 
 def _is_content(path: str) -> bool:
-    return not (path.startswith(_TORCH_LOCKS + "/") or path.endswith(".lock") or _is_temporary(path))
+    return not (path.startswith((_TORCH_LOCKS + "/", _DYNAMO_STATE + "/")) or path.endswith(".lock") or _is_temporary(path))
 
 
 def _is_temporary(path: str) -> bool:

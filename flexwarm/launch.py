@@ -27,10 +27,16 @@ from flexwarm.request import JobRequest, Purpose, WorkerRequest
 
 POLL_SECONDS = 0.02
 #: Not ``-m``, which would put this directory first on the path: a ``queue.py`` or another ``flexwarm`` beside the spec would
-#: then be imported in place of the real one. The worker adds the directory itself, once torch is imported.
-_START = (
-    "import sys; sys.path[:1] = [p for p in sys.path[:1] if p]; from flexwarm.worker.__main__ import main; sys.exit(main())"
-)
+#: then be imported in place of the real one. The worker adds the directory itself, once torch is imported. Where this
+#: flexwarm lies comes last on the path: it is found also where it is not installed, and shadows nothing.
+_START = """
+import sys
+sys.path[:1] = [entry for entry in sys.path[:1] if entry]
+sys.path.append(sys.argv.pop())
+from flexwarm.worker.__main__ import main
+sys.exit(main())
+"""
+_HOME = str(Path(__file__).resolve().parents[1])
 #: How long a process that is about to be ended gets to write its stacks into its log.
 STACK_DUMP_SECONDS = 0.5
 #: How long the kernel gets to end a process that was killed.
@@ -186,8 +192,9 @@ class _Process:
         """End a worker that is past a limit, once it had a moment to write its stacks."""
         self.overrun = overrun
         with contextlib.suppress(ProcessLookupError):
-            self.popen.send_signal(signal.SIGCONT)  # a stopped process could not write them
-            self.popen.send_signal(signal.SIGUSR1)
+            # Not by `send_signal`, which would take the exit status, and its group with it, if it has just ended.
+            os.kill(self.popen.pid, signal.SIGCONT)  # a stopped process could not write them
+            os.kill(self.popen.pid, signal.SIGUSR1)
         deadline = time.monotonic() + STACK_DUMP_SECONDS
         while not self.has_ended() and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
@@ -248,7 +255,7 @@ def _start(worker: Worker, run_id: str, purpose: Purpose, environ: Mapping[str, 
     try:
         with log.open("wb") as output:
             popen = subprocess.Popen(
-                [sys.executable, "-c", _START, str(request_path)],
+                [sys.executable, "-c", _START, str(request_path), _HOME],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -32,11 +32,21 @@ class JobProof:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """All that is proven of one manifest. ``state``: of the bucket's files, as :func:`flexwarm.inventory.state` says it."""
+    """All that is proven of one manifest.
+
+    Attributes:
+        state: of the bucket's files, as :func:`flexwarm.inventory.state` says it, before the jobs ran.
+        jobs: by :func:`job_name`.
+    """
 
     manifest: str
     state: str
     jobs: Mapping[str, JobProof] = field(default_factory=dict)
+
+
+def job_name(share: str, job: str) -> str:
+    """Of a job in a proof: what it compiles, and which rank of which role it was."""
+    return f"{share}/{job}"
 
 
 def manifest_digest(bucket: Bucket) -> str:

@@ -89,10 +89,14 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         # takes no exit code away.
         sys.stdout = held
     try:
-        code = _run(arguments, session)
-    finally:
-        sys.stdout = stdout
-    sys.exit(_write(held.getvalue(), code))
+        try:
+            code = _run(arguments, session)
+        finally:
+            sys.stdout = stdout
+        code = _write(held.getvalue(), code)
+    except Interrupted as error:
+        os._exit(error.exit_code)  # while the last words were being said
+    sys.exit(code)
 
 
 def _run(arguments: list[str], session: Session) -> int:
@@ -195,6 +199,8 @@ def _raise_on_signals() -> None:
             signal.signal(other, signal.SIG_IGN)
         raise Interrupted(signum)
 
+    # A caller that ignores the end of its children makes ours be reaped by the kernel, and how they ended be lost.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(signum) is not signal.SIG_IGN:  # nohup asked for SIGHUP to be ignored
             signal.signal(signum, raise_interrupted)

@@ -16,9 +16,9 @@ from flexwarm.observer.recorder import Recorder
 from flexwarm.observer.torch_api import TorchApi
 
 _COMPILER = re.compile(r"(?:[\w.]+-)*(?:g\+\+|gcc|c\+\+|cc|clang\+\+|clang|icpx|icx|icpc|nvcc|cicc|ptxas|hipcc)(?:-[\d.]+)?")
-_SOURCES = (".c", ".cc", ".cpp", ".cxx", ".cu", ".h", ".hpp", ".ptx", ".s", ".o")
+_SOURCES = (".c", ".C", ".cc", ".cpp", ".cxx", ".cu", ".h", ".hpp", ".ptx", ".s", ".o")
 _SHELLS = ("sh", "bash", "dash", "zsh")
-_LAUNCHERS = ("env", "ccache", "sccache", "distcc", "nice", "ionice", "timeout")
+_LAUNCHERS = ("env", "ccache", "sccache", "distcc", "nice", "ionice", "timeout", "exec", "command", "time")
 _EVENTS = ("subprocess.Popen", "os.posix_spawn", "os.exec", "os.system")
 
 
@@ -29,27 +29,31 @@ def classify(argv: Sequence[str]) -> str | None:
     Looks into ``sh -c`` and behind launchers such as ``ccache``; a build tool's own children are not seen.
     """
     words = list(argv)
-    while words and _is_launcher(words[0]):
-        words = words[1:]
+    while words and os.path.basename(words[0]) in _LAUNCHERS:
+        # Its own options and their values come first; what it starts is the first word that we know.
+        words = words[next((n for n, word in enumerate(words) if n and _is_known(word)), len(words)) :]
+    while words and "=" in words[0] and not words[0].startswith("-"):
+        words = words[1:]  # an assignment before a command
     if not words:
         return None
     name = os.path.basename(words[0])
-    if name in _SHELLS and "-c" in words:
-        script = words[words.index("-c") + 1 :][:1]
+    if name in _SHELLS:
+        option = next((n for n, word in enumerate(words) if re.fullmatch(r"-\w*c", word)), None)
+        script = words[option + 1 : option + 2] if option is not None else []
         found = (classify(_split(command)) for text in script for command in re.split(r"[;&|\n]+", text))
         return next((what for what in found if what), None)
     if not _COMPILER.fullmatch(name):
         return None
-    if "-E" in words or not any(word.endswith(_SOURCES) for word in words[1:]):
+    if "-E" in words or not any(word.endswith(_SOURCES) or word.startswith(("-x", "@")) for word in words[1:]):
         return None
     if name.startswith("ptxas"):
         return "triton"
     return "header" if any("c++-header" in word or word.endswith((".gch", ".pch")) for word in words) else "cxx"
 
 
-def _is_launcher(word: str) -> bool:
-    """A program that starts the rest of its line, one of its options, or an assignment before it."""
-    return os.path.basename(word) in _LAUNCHERS or word.startswith("-") or "=" in word or word.isdigit()
+def _is_known(word: str) -> bool:
+    name = os.path.basename(word)
+    return name in _SHELLS or name in _LAUNCHERS or _COMPILER.fullmatch(name) is not None
 
 
 def _split(text: str) -> list[str]:

@@ -14,7 +14,7 @@ from flexwarm.errors import CorruptError, ExitCode, StoreError, UsageError
 from flexwarm.files import sync_directory, write_atomic
 from flexwarm.inventory import FaultKind
 from flexwarm.manifest import JobEntry, KeyEntry, Manifest
-from flexwarm.ops.prepare import Prepared, foreign_cache, prepare, sources_of, worker_components
+from flexwarm.ops.prepare import Prepared, foreign_cache, prepare, worker_components
 from flexwarm.ops.run import RunOptions, RunResult, Watcher, run_workers
 from flexwarm.reasons import Code, Reason
 from flexwarm.record import JobRecord, Record
@@ -222,7 +222,7 @@ def _job_entry(
             "subject": job.subject,
             "device": job.device,
             "workload": job.workload.subject(),
-            "sources": sources_of(prepared, job),
+            "sources": {name: source.sha256 for name, source in prepared.sources_of(job).items()},
         },
         keys=keys,
         env=env,

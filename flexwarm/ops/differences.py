@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from flexwarm import environment
 from flexwarm.errors import FlexwarmError
 from flexwarm.files import file_digest
 from flexwarm.fingerprint import Fingerprint, differences
 from flexwarm.manifest import JobEntry, Manifest
+from flexwarm.modules import Source
 from flexwarm.ops.fingerprint import read as read_fingerprint
-from flexwarm.ops.prepare import Prepared, sources_of
+from flexwarm.ops.prepare import Prepared
 from flexwarm.plan import Job
 from flexwarm.proof import JobProof
 from flexwarm.reasons import Code, Reason
@@ -35,8 +37,8 @@ def differences_since_build(
                 )
             )
     old_sources = entry.detail.get("sources", {})
-    for module, digest in sources_of(prepared, job).items():
-        if old_sources.get(module) != digest:
+    for module, source in prepared.sources_of(job).items():
+        if old_sources.get(module) != source.sha256:
             reasons.append(
                 Reason(
                     code=Code.SOURCE_CHANGED,
@@ -64,8 +66,13 @@ def _settings(known: Manifest, entry: JobEntry, new: Mapping[str, str]) -> str:
     return told + (f"; and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def changes_since_proof(proven: JobProof, now: Mapping[str, str]) -> list[Reason]:
-    """What of all that the parent can see is not as it was when the job was proven; nothing of it may be."""
+def changes_since_proof(proven: JobProof, now: Mapping[str, str], sources: Mapping[str, Source]) -> list[Reason]:
+    """What of all that the parent can see is not as it was when the job was proven; nothing of it may be.
+
+    Args:
+        now: as :func:`flexwarm.ops.prepare.context` says it.
+        sources: the modules of the job's own functions, as they are found now; the proof must know each file.
+    """
     reasons = []
     for name in sorted(proven.context.keys() | now.keys()):
         old, new = proven.context.get(name), now.get(name)
@@ -78,8 +85,10 @@ def changes_since_proof(proven: JobProof, now: Mapping[str, str]) -> list[Reason
                     hint="run flexwarm verify without --fast once",
                 )
             )
-    for path, digest in proven.files.items():
-        if file_digest(path) != digest:
+    unknown = {str(Path(s.path).resolve()): "" for s in sources.values() if str(Path(s.path).resolve()) not in proven.files}
+    for path, digest in {**proven.files, **unknown}.items():
+        # A file that could not be read, or was written while the job ran, has no digest: it is never as it was.
+        if not digest or file_digest(path) != digest:
             reasons.append(
                 Reason(
                     code=Code.SOURCE_CHANGED,

@@ -31,6 +31,11 @@ class Prepared:
     bucket: Bucket
     plan: Plan
 
+    def sources_of(self, job: Job) -> dict[str, Source]:
+        """Module -> its source, of the user's functions that the job calls."""
+        names = [function.module for _, function in job.workload.functions if not function.is_builtin]
+        return {name: self.sources[name] for name in names}
+
 
 def prepare(
     path: Path, *, environ: Mapping[str, str], root: Path | None, trust_shared: bool, building: bool, create: bool
@@ -70,6 +75,10 @@ def context(prepared: Prepared, environ: Mapping[str, str]) -> dict[str, str]:
     own = {f"env.{name}" for name in bucket_environment(str(prepared.bucket.path))}
     table = {**prepared.fingerprint.select, **prepared.fingerprint.explain}
     table["flexwarm.version"], table["flexwarm.path"] = __version__, str(PACKAGE)
+    # Equal shares have equal keys is what a plan assumes; a proof is of the ranks that ran.
+    table["topology.ranks"] = str(len(prepared.plan.workers))
+    if prepared.sources:  # the same name may find another file from elsewhere
+        table["python.cwd"], table["env.PYTHONPATH"] = os.getcwd(), environ.get("PYTHONPATH", "")
     if "CUDA_VISIBLE_DEVICES" in environ:
         table["env.CUDA_VISIBLE_DEVICES"] = environ["CUDA_VISIBLE_DEVICES"]
     return {name: value for name, value in table.items() if name not in own}
@@ -124,9 +133,3 @@ def check_devices(roles: tuple[Role, ...], environ: Mapping[str, str]) -> None:
                 f"role {role.name!r}: devices: cuda:{index} is not there: {there}",
                 'say devices = "cpu" to try the spec here' if not gpus else "",
             )
-
-
-def sources_of(prepared: Prepared, job: Job) -> dict[str, str | None]:
-    """Module -> digest of its source, of the user's functions that the job calls."""
-    names = [function.module for _, function in job.workload.functions if not function.is_builtin]
-    return {name: prepared.sources[name].sha256 for name in names}

@@ -96,9 +96,9 @@ def _decide(
         matches = {job.id: _match(job, known) for job in plan.jobs}
         if fast:
             return _fast(prepared, known, matches, environ), None, known
-        verdict, record = _full(prepared, known, matches, options, environ, watcher)
+        verdict, record, state = _full(prepared, known, matches, options, environ, watcher)
         if verdict.kind is Kind.WARM and record is not None:
-            _remember(prepared, known, read, record, environ, watcher)
+            _remember(prepared, read, state, record, environ, watcher)
         return verdict, record, known
 
 
@@ -109,18 +109,22 @@ def _full(
     options: RunOptions,
     environ: Mapping[str, str],
     watcher: Watcher,
-) -> tuple[Verdict, Record | None]:
+) -> tuple[Verdict, Record | None, str]:
+    """The verdict, what was seen, and the state of the bucket's files before the jobs ran."""
     bucket = prepared.bucket
     runnable = _only_jobs(prepared.plan, [job_id for job_id, entry in matches.items() if entry is not None])
     missing = [_not_built(job) for job in prepared.plan.jobs if matches[job.id] is None]
     if not runnable.workers:
-        return conclude(missing, [], best=Kind.WARM), None
+        return conclude(missing, [], best=Kind.WARM), None, ""
     faults: list[Fault] = []
     before: list[inventory.Snapshot] = []
+    states: list[str] = []
 
     def check_bucket() -> bool:
         """While the workers import torch: nothing of a bucket that is not what was built may be loaded, it is code."""
-        before.append(inventory.snapshot(bucket))  # first: what changes after its content was read must be seen
+        # First: what changes after its content was read must be seen, also by --fast.
+        before.append(inventory.snapshot(bucket))
+        states.append(inventory.state(bucket, known))
         faults.extend(inventory.check(bucket, known, deep=True))
         return not faults
 
@@ -135,7 +139,7 @@ def _full(
         before_jobs=check_bucket,
     )
     if faults:
-        return _none_run(prepared.plan, [_fault_reason(fault) for fault in faults], Outcome.NOT_RUN), record
+        return _none_run(prepared.plan, [_fault_reason(fault) for fault in faults], Outcome.NOT_RUN), record, ""
     disk = [change.path for change in inventory.changed(before[0], inventory.snapshot(bucket))]
     built = {job_id: entry for job_id, entry in matches.items() if entry is not None}
     verdict = judge_verify(
@@ -145,17 +149,17 @@ def _full(
         disk=disk,
         parent_components=worker_components(prepared),
     )
-    return conclude([*verdict.jobs, *missing], verdict.reasons, best=Kind.WARM), record
+    return conclude([*verdict.jobs, *missing], verdict.reasons, best=Kind.WARM), record, states[0]
 
 
 def _fast(prepared: Prepared, known: Manifest, matches: Mapping[str, JobEntry | None], environ: Mapping[str, str]) -> Verdict:
     """Whether anything has changed since a full verification found these jobs warm."""
     bucket = prepared.bucket
-    if bucket.building.exists():
-        unfinished = _not_proven("a build began since the last verification and did not finish")
-        return _none_run(prepared.plan, [unfinished], Outcome.UNPROVEN)
     proven = proof.load(bucket)
     if proven is None or proven.state != inventory.state(bucket, known):
+        if bucket.building.exists():
+            unfinished = _not_proven("a build began since the last verification and did not finish")
+            return _none_run(prepared.plan, [unfinished], Outcome.UNPROVEN)
         faults = inventory.check(bucket, known, deep=False)
         damaged = [fault for fault in faults if fault.kind is not FaultKind.MTIME]
         if damaged:
@@ -170,9 +174,9 @@ def _fast(prepared: Prepared, known: Manifest, matches: Mapping[str, JobEntry | 
         if entry is None:
             jobs.append(_not_built(job))
             continue
-        known_proof = proven.jobs.get(job.share) if proven else None
+        known_proof = proven.jobs.get(proof.job_name(job.share, job.id)) if proven else None
         if known_proof is not None:
-            reasons = changes_since_proof(known_proof, context(prepared, environ))
+            reasons = changes_since_proof(known_proof, context(prepared, environ), prepared.sources_of(job))
         else:
             reasons = differences_since_build(prepared, known, job, entry, None, environ) or [
                 _not_proven("it is stored, and no full verification has found it warm since")
@@ -251,21 +255,19 @@ def _cold_seconds(known: Manifest | None, job: Job) -> float | None:
     return entry.cold_seconds if entry else None
 
 
-def _remember(
-    prepared: Prepared, known: Manifest, read: str, record: Record, environ: Mapping[str, str], watcher: Watcher
-) -> None:
+def _remember(prepared: Prepared, read: str, state: str, record: Record, environ: Mapping[str, str], watcher: Watcher) -> None:
     """Keep the proof for ``--fast``, and the use for ``clean``; a store that can only be read keeps neither.
 
     Args:
         read: digest of the manifest that was judged; a proof of another one would be false.
+        state: of the bucket's files before the jobs ran.
     """
     bucket, now = prepared.bucket, context(prepared, environ)
-    state = inventory.state(bucket, known)
     earlier = proof.load(bucket)
     jobs = dict(earlier.jobs) if earlier is not None and earlier.state == state else {}
     for job in prepared.plan.jobs:
         sources = record.jobs[job.id].sources
-        jobs[job.share] = JobProof(context=now, files=sources.files if sources else {})
+        jobs[proof.job_name(job.share, job.id)] = JobProof(context=now, files=sources.files if sources else {})
     try:
         if proof.manifest_digest(bucket) != read:
             watcher.notify("another process wrote the bucket's manifest meanwhile; the proof is not kept for --fast")

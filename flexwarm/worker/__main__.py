@@ -86,7 +86,7 @@ def run_worker(request: WorkerRequest, recorder: Recorder) -> None:
         )
     )
     sys.path.insert(0, os.getcwd())  # as `python -m` would; from here on the user's modules are found
-    baseline, environ = frozenset(sys.modules), dict(os.environ)
+    baseline, environ, began_unix = frozenset(sys.modules), dict(os.environ), time.time()
     for job in request.jobs:
         recorder.job = job.id
         if job.gate is not None:
@@ -98,6 +98,8 @@ def run_worker(request: WorkerRequest, recorder: Recorder) -> None:
         # A workload is one call site of its own: what Dynamo learnt from the one before must not shape its graphs.
         api.reset()
         api.dynamo_config.recompile_limit = job.workload.recompile_limit
+        # With a job id torch would keep what it learnt of shapes in the bucket, and start the next run from there.
+        api.dynamo_config.automatic_dynamic_local_pgo = False
         before, started = caches.read_counters(api), time.perf_counter()
         recorder.stopped = False
         try:
@@ -120,7 +122,7 @@ def run_worker(request: WorkerRequest, recorder: Recorder) -> None:
         if canonical.digest(config) != settled:
             recorder.emit(Settings(t=time.time(), job=job.id, config_digest=canonical.digest(config), config=config))
         if any(not function.is_builtin for _, function in job.workload.functions):
-            recorder.emit(Sources(t=time.time(), job=job.id, files=sources.loaded_since(baseline)))
+            recorder.emit(Sources(t=time.time(), job=job.id, files=sources.loaded_since(baseline, began_unix)))
     recorder.job = None
 
 

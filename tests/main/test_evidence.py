@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -163,3 +164,29 @@ def test_a_changed_comment_costs_one_build_and_one_proof_and_then_fast_is_warm_a
 def test_a_file_beside_the_spec_does_not_take_the_place_of_pythons_own(warm: Flexwarm) -> None:
     warm.module("raise RuntimeError('not the standard library')\n", name="queue")
     assert warm.run_json("verify").json["verdict"] == "warm"
+
+
+def test_a_proof_is_of_the_ranks_that_ran_and_of_the_place_they_ran_in(warm: Flexwarm, tmp_path: Path) -> None:
+    user_mask(warm, PLAIN)
+    assert warm.run_json("build").code == 0
+    assert warm.run_json("verify").code == 0
+    assert warm.run_json("verify", "--fast").code == 0
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "mymasks.py").write_text(PLAIN.replace(">=", ">"))
+    there = Flexwarm(elsewhere, warm.store)
+    done = there.run_json("verify", str(warm.directory / "flexwarm.toml"), "--fast")
+    assert (done.code, done.codes()) == (1, {"fingerprint-changed", "source-changed"})
+    text = (warm.directory / "flexwarm.toml").read_text()
+    role = '[[role]]\nname = "default"\nprocesses = 2\nenv = {{ OMP_NUM_THREADS = "{}" }}\n\n[[workload]]'
+    warm.spec(text.replace("[[workload]]", role.format(2)))
+    assert warm.run_json("verify", "--fast").code == 1
+
+
+def test_after_a_build_that_failed_a_verification_proves_again_what_is_there(warm: Flexwarm) -> None:
+    user_mask(warm, "raise RuntimeError('no')\n" + PLAIN)
+    assert warm.run_json("build").code == 5
+    warm.spec(SMALL)
+    assert warm.run_json("verify", "--fast").code == 1
+    assert warm.run_json("verify").code == 0
+    assert warm.run_json("verify", "--fast").code == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,13 @@ def test_a_build_over_a_warm_bucket_compiles_nothing_changes_nothing_and_says_so
 def test_a_store_that_was_moved_is_still_warm(warm: Flexwarm) -> None:
     done = warm.run_json("verify")  # the fixture's store is a copy at another path
     assert (done.code, done.json["verdict"]) == (0, "warm"), done.messages()
+
+
+def test_a_caller_that_ignores_the_end_of_children_changes_nothing(warm: Flexwarm) -> None:
+    program = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
+    ignoring = (sys.executable, "-c", program)
+    done = warm.run_json("verify", prefix=ignoring)
+    assert (done.code, done.json["verdict"]) == (0, "warm"), done.err
 
 
 def test_a_workload_that_was_never_built_is_cold_and_verify_neither_runs_nor_compiles_it(warm: Flexwarm) -> None:
@@ -161,7 +169,6 @@ def test_several_lengths_through_one_compiled_function_are_warm(warm: Flexwarm) 
 
 def test_a_launch_with_the_printed_environment_hits_every_layer(warm: Flexwarm, tmp_path: Path) -> None:
     import subprocess
-    import sys
 
     variables = warm.run_json("env").json["variables"]
     script = tmp_path / "train.py"
