@@ -150,7 +150,6 @@ def moved_caches(before: Mapping[str, str]) -> str:
 
 
 def _emit_failure(job: JobRequest, recorder: Recorder, error: Exception) -> None:
-    traceback.print_exception(error)  # to the worker's log, whole
     root: BaseException = error
     while root.__cause__ is not None:
         root = root.__cause__
@@ -167,6 +166,10 @@ def _emit_failure(job: JobRequest, recorder: Recorder, error: Exception) -> None
             traceback="".join(traceback.format_exception(error))[-8000:],
         )
     )
+    try:
+        traceback.print_exception(error)  # to the worker's log, whole
+    except (OSError, ValueError):
+        pass  # a user's module closed it; the event has said what happened
 
 
 def main() -> int:
