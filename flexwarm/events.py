@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias, get_args
 
 from flexwarm.canonical import StrEnum, plain, text
+from flexwarm.hazards import HazardCode
 
 
 class Phase(StrEnum):
@@ -132,10 +133,69 @@ class Dense:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Hazard:
+    """A condition in which a compiled call would raise, hang, crash or run dense, at the moment when it was seen.
+
+    Attributes:
+        fate: what torch did with the call: ``pass``, ``raise`` or ``inline``; empty where it is of no single call.
+        owner: the thread that brought it about, such as ``lane 1`` or ``thread 'loader'``; empty if nobody did.
+        owner_lane: the owner's lane, if it is one.
+        stack: the owner's Python stack when its trace began, outermost first, as ``file:line in function``.
+    """
+
+    KIND: ClassVar[str] = "hazard"
+    t: float
+    job: str | None
+    code: HazardCode
+    message: str
+    fate: str = ""
+    owner: str = ""
+    owner_lane: int | None = None
+    stack: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hang:
+    """The holder of torch's compile lock stands still, and so does everyone who waits for it.
+
+    Attributes:
+        message: the cycle in one sentence.
+        stacks: name of each thread -> its Python stack, outermost first.
+    """
+
+    KIND: ClassVar[str] = "hang"
+    t: float
+    jobs: tuple[str, ...]
+    message: str
+    seconds: float
+    stacks: Mapping[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrillDone:
+    """One lane was held inside its traces while the other lanes called warm code.
+
+    Attributes:
+        holds: traces in which the lane was held.
+        calls: warm calls that the other lanes made meanwhile.
+        unanswered: holds that ended at their limit, before every other lane had called.
+    """
+
+    KIND: ClassVar[str] = "drill_done"
+    t: float
+    job: str
+    holds: int
+    calls: int
+    unanswered: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ShapeDone:
     """All calls of one shape have returned and were held against the dense reference.
 
     Attributes:
+        calls: calls of the compiled function.
+        checks: how often torch asked in this job, in the calling thread, whether FX traces; at least once a call.
         first_seconds: the first call, compiling or loading included.
         error: largest absolute difference from the reference on the sampled rows; None where one side is not finite.
         tolerance: what that difference may be for this dtype; the worker's comparison is elementwise.
@@ -147,6 +207,7 @@ class ShapeDone:
     job: str
     shape: int
     calls: int
+    checks: int
     first_seconds: float
     repeat_seconds: float | None
     error: float | None
@@ -215,6 +276,9 @@ Event: TypeAlias = (
     | Lookup
     | Compiled
     | Dense
+    | Hazard
+    | Hang
+    | DrillDone
     | ShapeDone
     | JobDone
     | JobStopped
@@ -225,7 +289,7 @@ Event: TypeAlias = (
 
 _KINDS: dict[str, Any] = {kind.KIND: kind for kind in get_args(Event)}
 _ENUMS: dict[str, Any] = {"phase": Phase, "layer": Layer, "answer": Answer}
-_TUPLES = {("dense", "shape"), ("dense", "stack")}
+_TUPLES = {("dense", "shape"), ("dense", "stack"), ("hazard", "stack"), ("hang", "jobs")}
 
 
 def to_line(event: Event) -> str:
@@ -250,6 +314,10 @@ def from_line(line: str) -> Event:
         for owner, name in _TUPLES:
             if owner == kind:
                 data[name] = tuple(data[name])
+        if kind == Hazard.KIND:
+            data["code"] = HazardCode(data["code"])
+        if kind == Hang.KIND:
+            data["stacks"] = {name: tuple(stack) for name, stack in data["stacks"].items()}
         event: Event = _KINDS[kind](**data)
     except (TypeError, ValueError) as error:
         raise ValueError(f"not an event of kind {kind}: {error}") from error

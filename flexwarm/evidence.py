@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from flexwarm.events import Answer, JobFailed, JobStopped, Layer
+from flexwarm.events import Answer, Hazard, JobFailed, JobStopped, Layer
+from flexwarm.hazards import HazardCode
 from flexwarm.plan import Job
-from flexwarm.reasons import Code, Reason
+from flexwarm.reasons import Code, Reason, hazard
 from flexwarm.record import End, Exit, JobRecord, Record, WorkerRecord
 
+#: How torch's error for a compiled call while FX traces begins.
+GUARD_MESSAGE = "Detected that you are using FX to symbolically trace"
 _MISSES = {Layer.AOT: Code.AOT_MISS, Layer.FX: Code.FX_MISS, Layer.TRITON: Code.TRITON_MISS}
 _BYPASSES = {Layer.AOT: Code.AOT_BYPASS, Layer.FX: Code.FX_BYPASS}
 _LAYER_NAMES = {Layer.AOT: "AOTAutograd", Layer.FX: "FX graph", Layer.TRITON: "Triton"}
@@ -33,6 +37,10 @@ def end_reasons(record: JobRecord, worker: WorkerRecord) -> list[Reason]:
     job = record.job
     match record.end:
         case JobFailed() as failed:
+            if is_guards_own(failed) and any(seen.fate == "raise" for seen in record.hazards):
+                return []  # the hazard is the reason, and says more
+            if any(seen.code is HazardCode.FOREIGN_PATCH for seen in record.hazards):
+                return []
             log = f"log: {worker.exit.log}" if worker.exit else ""
             return [Reason(code=Code.RAISED, message=f"{failed.error}: {failed.message}", hint=log)]
         case JobStopped():
@@ -49,6 +57,23 @@ def end_reasons(record: JobRecord, worker: WorkerRecord) -> list[Reason]:
             return [Reason(code=Code.NO_EVIDENCE, message=f"only {done} of {planned} shapes were checked")]
 
 
+def is_guards_own(failed: JobFailed) -> bool:
+    """Whether a job ended with the error that torch raises for a compiled call while FX traces."""
+    return failed.error == "RuntimeError" and failed.message.startswith(GUARD_MESSAGE)
+
+
+def hazard_reasons(record: JobRecord) -> list[Reason]:
+    """Each hazard of a job once, with the first thread that brought it about."""
+    found: dict[tuple[HazardCode, str], list[Hazard]] = {}
+    for seen in record.hazards:
+        found.setdefault((seen.code, seen.owner), []).append(seen)
+    reasons = []
+    for alike in found.values():
+        times = f" ({len(alike)} times)" if len(alike) > 1 else ""
+        reasons.append(hazard(alike[0].code, alike[0].message + times))
+    return reasons
+
+
 def _missing_end(job: Job, record: JobRecord, worker: WorkerRecord) -> Reason:
     exit = worker.exit
     if worker.refused is not None:
@@ -61,6 +86,12 @@ def _missing_end(job: Job, record: JobRecord, worker: WorkerRecord) -> Reason:
     where = f"in phase {record.phase.value}" if record.phase else "before it began"
     hint = f"log: {exit.log}"
     match exit.end:
+        case End.HUNG:
+            return Reason(
+                code=Code.HUNG,
+                message=f"nothing moved for {exit.limit_seconds:g} s {where}: threads of its rank wait for each other",
+                hint=f"{hint}; --hang-timeout changes the limit",
+            )
         case End.TIMED_OUT:
             return Reason(
                 code=Code.TIMED_OUT,
@@ -88,9 +119,11 @@ def describe_status(exit: Exit) -> str:
     return f"exited with status {exit.status}"
 
 
-def key_reasons(record: JobRecord, expected: frozenset[tuple[str, str]]) -> list[Reason]:
-    """The expected keys, each of them, must have hit, and no other may have been asked for."""
-    hits = frozenset((x.layer.value, x.key) for x in record.answers(Answer.HIT) if x.layer is not Layer.TRITON)
+def key_reasons(lanes: Sequence[JobRecord], expected: frozenset[tuple[str, str]]) -> list[Reason]:
+    """The expected keys of a workload's lanes, each of them, must have hit, and no other may have been asked for."""
+    hits = frozenset(
+        (x.layer.value, x.key) for record in lanes for x in record.answers(Answer.HIT) if x.layer is not Layer.TRITON
+    )
     reasons = []
     for layer, key in sorted(hits - expected):
         reasons.append(
@@ -103,15 +136,34 @@ def key_reasons(record: JobRecord, expected: frozenset[tuple[str, str]]) -> list
     return reasons
 
 
-def layer_evidence_reasons(record: JobRecord) -> list[Reason]:
+def check_reasons(record: JobRecord) -> list[Reason]:
+    """The guard must have been checked at each compiled call: a check that was not made found no hazard either."""
+    return [
+        Reason(
+            code=Code.NO_EVIDENCE,
+            message=f"{done.calls} compiled calls were made, and torch asked {done.checks} times whether FX traces",
+            hint="is torch.compile switched off, by a variable or in a module that the spec names?",
+        )
+        for done in record.shapes
+        if done.checks < done.calls
+    ]
+
+
+def layer_evidence_reasons(lanes: Sequence[JobRecord]) -> list[Reason]:
     """Each layer must have been asked, and torch's own counters must say what was seen of the questions.
 
     A layer that a setting of the user's turned off answers nothing, in the build as in the proof: silence is not a hit.
+    The lanes of a rank share a compiled function and torch's counters, so the evidence is of all of them.
+
+    Args:
+        lanes: the jobs of one workload in one rank, each of which ran to its end.
     """
     reasons = []
-    counters = record.end.counters if record.end and not isinstance(record.end, JobFailed) else {}
+    end = lanes[0].end
+    counters = end.counters if end and not isinstance(end, JobFailed) else {}
+    lookups = [lookup for record in lanes for lookup in record.lookups]
     for layer, counter in ((Layer.AOT, "aot_autograd.autograd_cache"), (Layer.FX, "inductor.fxgraph_cache")):
-        asked = [lookup for lookup in record.lookups if lookup.layer is layer]
+        asked = [lookup for lookup in lookups if lookup.layer is layer]
         if not asked:
             reasons.append(
                 Reason(
@@ -130,8 +182,8 @@ def layer_evidence_reasons(record: JobRecord) -> list[Reason]:
                     message=f"{_LAYER_NAMES[layer]} lookups: seen were {shown}; torch counted {told}",
                 )
             )
-    compiled = sum(event.what == "inductor" for event in record.compiled)
-    unserved = [x for x in record.lookups if x.layer is Layer.FX and x.answer is not Answer.HIT]
+    compiled = sum(event.what == "inductor" for record in lanes for event in record.compiled)
+    unserved = [x for x in lookups if x.layer is Layer.FX and x.answer is not Answer.HIT]
     if compiled > len(unserved):
         reasons.append(
             Reason(
@@ -155,20 +207,76 @@ def result_reasons(record: JobRecord) -> list[Reason]:
     if record.dense:
         first = record.dense[0]
         where = f", called from {first.stack[-1]}" if first.stack else ""
-        reasons.append(
-            Reason(
-                code=Code.DENSE_FALLBACK,
-                message=f"{len(record.dense)} calls materialised the score matrix of a query {first.shape}{where}",
-                hint="call flex_attention through torch.compile and keep within recompile_limit",
-            )
-        )
+        message = f"{len(record.dense)} calls materialised the score matrix of a query {first.shape}{where}"
+        reasons.append(hazard(HazardCode.DENSE_FALLBACK, message))
     return reasons
+
+
+def drill_reasons(record: JobRecord, drill: Record) -> list[Reason]:
+    """What a drill found in one job, and whether it tried everything that it should."""
+    reasons = [_in_drill(reason) for reason in hazard_reasons(record)]
+    if record.dense:
+        reasons += [_in_drill(reason) for reason in result_reasons(record)]
+    worker = drill.worker_of(record.job)
+    ended_well = worker.exit is not None and worker.exit.end is End.FINISHED
+    if isinstance(record.end, JobFailed):
+        reasons += [_in_drill(reason) for reason in end_reasons(record, worker)]
+    elif record.drill is None:
+        if ended_well and worker.refused is None:
+            reasons.append(_no_evidence(f"the drill did not hold lane {record.job.lane} in a trace"))
+    else:
+        done, others = record.drill, len(drill.round_of(record.job)) - 1
+        if not done.holds or done.unanswered or done.calls < done.holds * others:
+            reasons.append(
+                _no_evidence(
+                    f"the drill held lane {record.job.lane} in {done.holds} traces, and the {others} other lanes made "
+                    f"{done.calls} calls meanwhile"
+                )
+            )
+    return reasons
+
+
+def drilled_worker_reasons(drill: Record) -> list[Reason]:
+    """What became of the processes of a drill: one that hung or died of a signal is a finding."""
+    reasons = []
+    for worker in drill.workers:
+        exit = worker.exit
+        log = f"log: {exit.log}" if exit else ""
+        if worker.refused is not None:
+            reasons.append(Reason(code=Code.REFUSED, message=worker.refused.message, hint=worker.refused.hint))
+        elif exit is None:
+            reasons.append(_no_evidence(f"nobody saw how rank {worker.rank} ended its drill"))
+        elif worker.hang is not None:
+            reasons.append(_in_drill(hazard(HazardCode.COMPILE_DEADLOCK, f"rank {worker.rank}: {worker.hang.message}")))
+        elif exit.end is End.DIED and exit.status < 0:
+            doing = next((x.phase.value for x in drill.jobs.values() if x.job.rank == worker.rank and x.phase), "start")
+            message = f"rank {worker.rank} {describe_status(exit)} in phase {doing}"
+            reasons.append(_in_drill(hazard(HazardCode.CRASH, message)))
+        elif exit.end is not End.FINISHED:
+            code = {End.TIMED_OUT: Code.TIMED_OUT, End.SILENT: Code.SILENT}.get(exit.end, Code.CRASHED)
+            message = f"in the drill rank {worker.rank} {exit.end.value.replace('_', ' ')} ({describe_status(exit)})"
+            reasons.append(Reason(code=code, message=message, hint=log))
+        for seen in worker.stray_hazards:
+            reasons.append(_in_drill(hazard(seen.code, f"rank {worker.rank}: {seen.message}")))
+    return reasons
+
+
+def _in_drill(reason: Reason) -> Reason:
+    return replace(reason, message=f"in the drill: {reason.message}")
+
+
+def _no_evidence(message: str) -> Reason:
+    return Reason(code=Code.NO_EVIDENCE, message=message, hint="--no-drill leaves the drill out, and the verdict says so")
 
 
 def worker_reasons(record: Record, parent_components: Mapping[str, str]) -> list[Reason]:
     """What belongs to a worker and not to a job: another toolchain than the parent read, compiles outside of jobs."""
     reasons = []
     for worker in record.workers:
+        if worker.hang is not None:
+            reasons.append(hazard(HazardCode.COMPILE_DEADLOCK, f"rank {worker.rank}: {worker.hang.message}"))
+        for seen in worker.stray_hazards:
+            reasons.append(hazard(seen.code, f"rank {worker.rank}: {seen.message}"))
         for event in worker.stray_compiles:
             reasons.append(
                 Reason(code=Code.COMPILED, message=f"rank {worker.rank}: {event.what} compiler started outside of a job")
@@ -192,13 +300,13 @@ def worker_reasons(record: Record, parent_components: Mapping[str, str]) -> list
             if any(job.end is not None for job in record.jobs.values() if job.job.rank == worker.rank):
                 reasons.append(Reason(code=Code.NO_EVIDENCE, message=f"rank {worker.rank} never said which torch it runs"))
             continue
-        for name, seen in worker.hello.components.items():
+        for name, value in worker.hello.components.items():
             read = parent_components.get(name, "")
-            if read != seen:
+            if read != value:
                 reasons.append(
                     Reason(
                         code=Code.TOOLCHAIN_MISMATCH,
-                        message=f"rank {worker.rank} sees {name} = {seen}, the fingerprint says {read}",
+                        message=f"rank {worker.rank} sees {name} = {value}, the fingerprint says {read}",
                     )
                 )
     return reasons

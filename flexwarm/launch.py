@@ -20,10 +20,10 @@ from typing import BinaryIO
 
 from flexwarm import canonical, events, reaper
 from flexwarm.errors import WorkerError
-from flexwarm.events import Bye, Event, Hello, JobDone, JobFailed, JobStopped, Phase, Progress, Refused
-from flexwarm.plan import Plan, Worker
+from flexwarm.events import Bye, Event, Hang, Hello, JobDone, JobFailed, JobStopped, Phase, Progress, Refused
+from flexwarm.plan import Job, Plan, Worker
 from flexwarm.record import End, Exit
-from flexwarm.request import JobRequest, Purpose, WorkerRequest
+from flexwarm.request import Conduct, JobRequest, Purpose, WorkerRequest
 
 POLL_SECONDS = 0.02
 #: Not ``-m``, which would put this directory first on the path: a ``queue.py`` or another ``flexwarm`` beside the spec would
@@ -47,13 +47,15 @@ OnEvent = Callable[[int, Event], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Seconds: for one job (importing torch counts as one), and for a worker to say nothing at all.
+    """Seconds: for one job (importing torch counts as one), for a worker to say nothing at all, and for a hang.
 
-    A worker writes a heartbeat every few seconds, so silence means that its interpreter does not run.
+    A worker writes a heartbeat every few seconds, so silence means that its interpreter does not run. A hang is found by
+    the worker itself: its threads wait for each other, and nothing moves.
     """
 
     job_seconds: float = 1800.0
     silence_seconds: float = 120.0
+    hang_seconds: float = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +74,7 @@ def new_run_id() -> str:
 def run_plan(
     plan: Plan,
     *,
-    purpose: Purpose,
+    conduct: Conduct,
     environ: Mapping[str, str],
     directory: Path,
     limits: Limits,
@@ -95,7 +97,7 @@ def run_plan(
     with _reaper(run_id):
         try:
             for worker in plan.workers:
-                processes.append(_start(worker, run_id, purpose, environ, directory, before_jobs is not None))
+                processes.append(_start(worker, run_id, conduct, environ, directory, before_jobs is not None))
             wanted = before_jobs is None or before_jobs()
             if wanted:
                 _open_gate(directory / "gate-start", "go")
@@ -147,6 +149,7 @@ class _Process:
     last_said: float = field(default_factory=time.monotonic)
     #: Since when the job under way is timed; importing torch counts as one. None while it waits for its leader.
     busy_since: float | None = field(default_factory=time.monotonic)
+    hung_seconds: float | None = None
     overrun: tuple[End, float] | None = None
     _file: BinaryIO | None = None
     _partial: bytes = b""
@@ -179,9 +182,13 @@ class _Process:
                 self.busy_since = time.monotonic()
             case Progress() if self.busy_since is None:
                 self.busy_since = time.monotonic()
+            case Hang(seconds=seconds):
+                self.hung_seconds = seconds
 
     def over_limit(self, limits: Limits) -> tuple[End, float] | None:
         now = time.monotonic()
+        if self.hung_seconds is not None:
+            return End.HUNG, self.hung_seconds
         if self.busy_since is not None and now - self.busy_since > limits.job_seconds:
             return End.TIMED_OUT, limits.job_seconds
         if now - self.last_said > limits.silence_seconds:
@@ -232,21 +239,25 @@ class _Process:
             self._file.close()
 
 
-def _start(worker: Worker, run_id: str, purpose: Purpose, environ: Mapping[str, str], directory: Path, gated: bool) -> _Process:
+def _start(worker: Worker, run_id: str, conduct: Conduct, environ: Mapping[str, str], directory: Path, gated: bool) -> _Process:
     stem = f"rank-{worker.rank}"
     events_path, log, request_path = (directory / f"{stem}.{kind}" for kind in ("events.jsonl", "log", "request.json"))
     request = WorkerRequest(
         run=run_id,
-        purpose=purpose,
+        conduct=conduct,
         rank=worker.rank,
         parent=os.getpid(),
         events=str(events_path),
+        lanes=len(worker.lanes),
+        stagger_seconds=worker.stagger_seconds,
+        context=worker.context,
         jobs=tuple(
             JobRequest(
                 id=job.id,
+                lane=job.lane,
                 device=job.device,
                 workload=job.workload,
-                gate=_gate(directory, purpose, job.leader, gated),
+                gate=_gate(directory, conduct.purpose, worker, job, gated),
             )
             for job in worker.jobs
         ),
@@ -270,10 +281,14 @@ def _start(worker: Worker, run_id: str, purpose: Purpose, environ: Mapping[str, 
     return _Process(worker=worker, popen=popen, events_path=events_path, log=log)
 
 
-def _gate(directory: Path, purpose: Purpose, leader: str | None, gated: bool) -> str | None:
-    """The file that a job waits for: while building its leader's, while verifying the parent's."""
-    if purpose is Purpose.BUILD and leader is not None:
-        return str(_leader_gate(directory, leader))
+def _gate(directory: Path, purpose: Purpose, worker: Worker, job: Job, gated: bool) -> str | None:
+    """The file that a job waits for: while building its leader's, while verifying the parent's.
+
+    A leader in the same process is an earlier workload, or another lane of the same one, which takes its turn before.
+    """
+    own = {other.id for other in worker.jobs}
+    if purpose is Purpose.BUILD and job.leader is not None and job.leader not in own:
+        return str(_leader_gate(directory, job.leader))
     return str(directory / "gate-start") if gated else None
 
 

@@ -10,7 +10,7 @@ from flexwarm import canonical, environment
 from flexwarm.environment import Effect
 from flexwarm.errors import SpecError
 from flexwarm.spec import Spec
-from flexwarm.topology import CPU, Role
+from flexwarm.topology import LaneContext, Role
 from flexwarm.workload import Workload
 
 COMPILE_THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
@@ -26,7 +26,7 @@ class Job:
     """One workload on one lane.
 
     Attributes:
-        id: unique in the plan and readable: ``workload/role:rank``.
+        id: unique in the plan and readable: ``workload/role:rank``, and ``.lane`` where a rank has several.
         device: the device as the job sees it, such as ``cpu`` or ``cuda:0``.
         subject: digest of what is compiled, and for which device index.
         share: digest of the subject and the environment that enters keys: equal shares have equal keys.
@@ -45,19 +45,34 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Lane:
+    """One thread of a process that calls compiled code; the main thread where there is only one.
+
+    Attributes:
+        physical: the machine's own name of the device, such as ``cuda:5``.
+        device: the device as the thread names it.
+    """
+
+    index: int
+    physical: str
+    device: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
     """One process of the plan.
 
     Attributes:
-        physical: the machine's own name of the device, such as ``cuda:5``.
         env: variables that are laid over the parent's environment.
+        jobs: of all lanes, those of the first lane first.
     """
 
     rank: int
     local_rank: int
     role: str
-    physical: str
-    device: str
+    lanes: tuple[Lane, ...]
+    stagger_seconds: float
+    context: LaneContext
     env: Mapping[str, str]
     jobs: tuple[Job, ...]
 
@@ -118,37 +133,57 @@ def _make_worker(
     bucket_path: str,
     leaders: dict[str, str],
 ) -> Worker:
-    physical = role.device(process)
-    device = "cuda:0" if role.isolate else physical
+    lanes = _lanes(role, process)
     env = {
         **_rank_variables(role, process, rank, world, spec.roles.index(role), len(spec.roles)),
         **_thread_default(role, environ),
-        **_visible_devices(role, physical, environ),
+        **_visible_devices(role, process, environ),
         **bucket_environment(bucket_path),
         **role.env,
     }
     # A bucket's own path is no part of what is compiled: the same bucket may lie elsewhere tomorrow.
     key_env = environment.key_variables({**environ, **env})
     jobs = []
-    for workload in spec.workloads_of(role):
-        subject = canonical.digest({"workload": workload.subject(), "device": device})
-        share = canonical.digest({"subject": subject, "env": key_env})
-        job_id = f"{workload.name}/{role.name}:{rank}"
-        leader = leaders.setdefault(share, job_id)
-        jobs.append(
-            Job(
-                id=job_id,
-                workload=workload,
-                role=role.name,
-                rank=rank,
-                lane=0,
-                device=device,
-                subject=subject,
-                share=share,
-                leader=None if leader == job_id else leader,
+    for lane in lanes:
+        for workload in spec.workloads_of(role):
+            subject = canonical.digest({"workload": workload.subject(), "device": lane.device})
+            share = canonical.digest({"subject": subject, "env": key_env})
+            job_id = f"{workload.name}/{role.name}:{rank}" + (f".{lane.index}" if role.lanes > 1 else "")
+            leader = leaders.setdefault(share, job_id)
+            jobs.append(
+                Job(
+                    id=job_id,
+                    workload=workload,
+                    role=role.name,
+                    rank=rank,
+                    lane=lane.index,
+                    device=lane.device,
+                    subject=subject,
+                    share=share,
+                    leader=None if leader == job_id else leader,
+                )
             )
-        )
-    return Worker(rank=rank, local_rank=process, role=role.name, physical=physical, device=device, env=env, jobs=tuple(jobs))
+    return Worker(
+        rank=rank,
+        local_rank=process,
+        role=role.name,
+        lanes=lanes,
+        stagger_seconds=role.stagger_seconds,
+        context=role.context,
+        env=env,
+        jobs=tuple(jobs),
+    )
+
+
+def _lanes(role: Role, process: int) -> tuple[Lane, ...]:
+    """The lanes of a process; with isolation its own devices are counted from zero there."""
+    own = role.process_devices(process)
+    lanes = []
+    for index in range(role.lanes):
+        physical = role.device(process, index)
+        device = f"cuda:{own.index(physical)}" if role.isolate else physical
+        lanes.append(Lane(index=index, physical=physical, device=device))
+    return tuple(lanes)
 
 
 def _rank_variables(role: Role, process: int, rank: int, world: int, group: int, groups: int) -> dict[str, str]:
@@ -179,17 +214,20 @@ def _thread_default(role: Role, environ: Mapping[str, str]) -> dict[str, str]:
     return {}
 
 
-def _visible_devices(role: Role, physical: str, environ: Mapping[str, str]) -> dict[str, str]:
+def _visible_devices(role: Role, process: int, environ: Mapping[str, str]) -> dict[str, str]:
     """Isolation hides the other devices; names that are already in CUDA_VISIBLE_DEVICES are kept as they are."""
-    if not role.isolate or physical == CPU:
+    if not role.isolate or role.uses_cpu:
         return {}
-    index = int(physical.partition(":")[2])
     names = [name.strip() for name in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
-    if names and index >= len(names):
-        raise SpecError(
-            f"role {role.name!r}: devices: cuda:{index} is not visible, CUDA_VISIBLE_DEVICES has {len(names)} devices"
-        )
-    return {"CUDA_VISIBLE_DEVICES": names[index] if names else str(index)}
+    visible = []
+    for device in role.process_devices(process):
+        index = int(device.partition(":")[2])
+        if names and index >= len(names):
+            raise SpecError(
+                f"role {role.name!r}: devices: cuda:{index} is not visible, CUDA_VISIBLE_DEVICES has {len(names)} devices"
+            )
+        visible.append(names[index] if names else str(index))
+    return {"CUDA_VISIBLE_DEVICES": ",".join(visible)}
 
 
 def _with_compile_threads(worker: Worker, environ: Mapping[str, str], threads: str) -> Worker:

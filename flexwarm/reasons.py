@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from flexwarm.canonical import StrEnum
 from flexwarm.errors import ExitCode
+from flexwarm.hazards import REMEDIES, HazardCode
 
 
 class Kind(StrEnum):
@@ -15,7 +16,7 @@ class Kind(StrEnum):
     WARM = "warm"  # proven in new processes: a launch compiles nothing
     BUILT = "built"  # everything is stored; not proven in new processes yet
     COLD = "cold"  # something would compile
-    UNSAFE = "unsafe"  # warm, but a call would run dense
+    UNSAFE = "unsafe"  # warm, but a hazard is open: a call would raise, hang, crash or run dense
     BROKEN = "broken"  # a job, a worker or a file failed
     UNKNOWN = "unknown"  # the evidence is missing or disagrees
 
@@ -43,13 +44,23 @@ class Code(StrEnum):
     NO_EVIDENCE = "no-evidence"
     WITNESSES_DISAGREE = "witnesses-disagree"
     NOT_PROVEN = "not-proven"
+    FX_RACE = "fx-race"
+    FX_NESTED = "fx-nested"
+    FX_LEAK = "fx-leak"
+    FX_SILENCED = "fx-silenced"
     DENSE_FALLBACK = "dense-fallback"
+    COMPILE_DEADLOCK = "compile-deadlock"
+    CRASH = "crash"
+    LANE_CONFIG_DRIFT = "lane-config-drift"
+    RECOMPILE_LIMIT = "recompile-limit"
+    FOREIGN_PATCH = "foreign-patch"
     WRONG_RESULT = "wrong-result"
     RAISED = "raised"
     LEADER_FAILED = "leader-failed"
     CRASHED = "crashed"
     TIMED_OUT = "timed-out"
     SILENT = "silent"
+    HUNG = "hung"
     REFUSED = "refused"
     TOOLCHAIN_MISMATCH = "toolchain-mismatch"
     NO_SPACE = "no-space"
@@ -85,13 +96,14 @@ MEANING: Mapping[Code, tuple[Kind, ExitCode]] = {
     Code.WITNESSES_DISAGREE: _UNKNOWN,
     Code.NOT_PROVEN: _UNKNOWN,
     Code.NOT_RUN: _UNKNOWN,
-    Code.DENSE_FALLBACK: (Kind.UNSAFE, ExitCode.UNSAFE),
+    **{Code(hazard.value): (Kind.UNSAFE, ExitCode.UNSAFE) for hazard in HazardCode},
     Code.WRONG_RESULT: _FAILED,
     Code.RAISED: _FAILED,
     Code.LEADER_FAILED: _FAILED,
     Code.CRASHED: _DIED,
     Code.TIMED_OUT: _DIED,
     Code.SILENT: _DIED,
+    Code.HUNG: _DIED,
     Code.REFUSED: (Kind.BROKEN, ExitCode.UNSUPPORTED),
     Code.NO_SPACE: (Kind.BROKEN, ExitCode.UNSUPPORTED),
     Code.TOOLCHAIN_MISMATCH: _UNKNOWN,
@@ -116,3 +128,12 @@ class Reason:
     code: Code
     message: str
     hint: str = ""
+
+
+def hazard(code: HazardCode, message: str, hint: str = "") -> Reason:
+    """A hazard as a reason, with its remedy as the hint."""
+    return Reason(code=Code(code.value), message=message, hint=hint or REMEDIES[code])
+
+
+def is_hazard(reason: Reason) -> bool:
+    return reason.code.value in set(HazardCode)

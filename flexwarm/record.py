@@ -11,7 +11,10 @@ from flexwarm.events import (
     Bye,
     Compiled,
     Dense,
+    DrillDone,
     Event,
+    Hang,
+    Hazard,
     Hello,
     JobDone,
     JobFailed,
@@ -35,6 +38,7 @@ class End(StrEnum):
     DIED = "died"  # ended by itself without saying so: a signal or an exit
     TIMED_OUT = "timed_out"  # a job ran past its limit; we ended it
     SILENT = "silent"  # the interpreter stopped running; we ended it
+    HUNG = "hung"  # its threads waited for each other; we ended it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +60,8 @@ class JobRecord:
     lookups: tuple[Lookup, ...]
     compiled: tuple[Compiled, ...]
     dense: tuple[Dense, ...]
+    hazards: tuple[Hazard, ...]
+    drill: DrillDone | None
     shapes: tuple[ShapeDone, ...]
     end: JobDone | JobStopped | JobFailed | None
     settings: Settings | None
@@ -89,7 +95,9 @@ class WorkerRecord:
     refused: Refused | None
     said_bye: bool
     exit: Exit | None
+    hang: Hang | None
     stray_compiles: tuple[Compiled, ...]
+    stray_hazards: tuple[Hazard, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +112,17 @@ class Record:
         own, hello = self.jobs[job.id].settings, self.worker_of(job).hello
         said = own or hello
         return (said.config_digest, said.config) if said else ("", {})
+
+    def round_of(self, job: Job) -> tuple[JobRecord, ...]:
+        """The job and those of the other lanes of its rank that share its compiled function: they run beside each other.
+
+        What one of them compiled serves the others, so keys and torch's own counters are of all of them together.
+        """
+        return tuple(
+            record
+            for record in self.jobs.values()
+            if record.job.rank == job.rank and record.job.workload.name == job.workload.name
+        )
 
     def worker_of(self, job: Job) -> WorkerRecord:
         return next(worker for worker in self.workers if worker.rank == job.rank)
@@ -133,7 +152,9 @@ def _fold_worker(rank: int, said: Sequence[Event], exit: Exit | None) -> WorkerR
         refused=_last(Refused, said),
         said_bye=_last(Bye, said) is not None,
         exit=exit,
+        hang=_last(Hang, said),
         stray_compiles=tuple(e for e in said if isinstance(e, Compiled) and e.job is None),
+        stray_hazards=tuple(e for e in said if isinstance(e, Hazard) and e.job is None),
     )
 
 
@@ -146,6 +167,8 @@ def _fold_job(job: Job, said: Sequence[Event]) -> JobRecord:
         lookups=tuple(e for e in said if isinstance(e, Lookup)),
         compiled=tuple(e for e in said if isinstance(e, Compiled)),
         dense=tuple(e for e in said if isinstance(e, Dense)),
+        hazards=tuple(e for e in said if isinstance(e, Hazard)),
+        drill=_last(DrillDone, said),
         shapes=tuple(e for e in said if isinstance(e, ShapeDone)),
         end=ends[-1] if ends else None,
         settings=_last(Settings, said),

@@ -7,16 +7,52 @@ from dataclasses import dataclass
 from typing import Any
 
 from flexwarm.canonical import StrEnum, plain
+from flexwarm.topology import LaneContext
 from flexwarm.workload import Workload, workload_from_json
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 class Purpose(StrEnum):
-    """What the worker does at a miss: compile, or stop."""
+    """What the worker does."""
 
-    BUILD = "build"
-    VERIFY = "verify"
+    BUILD = "build"  # compile at a miss; the lanes of a rank take turns
+    VERIFY = "verify"  # stop a job at its first miss; lanes run beside each other
+    DRILL = "drill"  # in an empty cache, hold a lane inside its trace and let the others call
+
+
+class Guard(StrEnum):
+    """What a worker does about FX tracing that other threads can see."""
+
+    REPORT = "report"
+    FIX = "fix"  # flexwarm.guard.install()
+
+
+class Backward(StrEnum):
+    """Which threads run backward passes where the remedy is installed."""
+
+    ENGINE = "engine"  # autograd's own thread of each device, as torch does
+    CALLER = "caller"  # the thread that calls backward
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conduct:
+    """What is asked of every worker of a run.
+
+    Attributes:
+        hang_seconds: how long the holder of torch's compile lock and one that waits for it may stand still.
+    """
+
+    purpose: Purpose
+    guard: Guard = Guard.REPORT
+    backward: Backward = Backward.ENGINE
+    hang_seconds: float = 60.0
+
+    @property
+    def remedy(self) -> str:
+        """In one word for tables and proofs: ``report``, ``fix`` or ``fix+caller``."""
+        fixed_for_backward = self.guard is Guard.FIX and self.backward is Backward.CALLER
+        return f"{self.guard.value}{'+caller' if fixed_for_backward else ''}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +60,7 @@ class JobRequest:
     """One job. ``gate``: a file that must appear first, holding ``go`` or why not; None for no wait."""
 
     id: str
+    lane: int
     device: str
     workload: Workload
     gate: str | None
@@ -34,10 +71,13 @@ class WorkerRequest:
     """Everything one worker is told. Paths are absolute."""
 
     run: str
-    purpose: Purpose
+    conduct: Conduct
     rank: int
     parent: int
     events: str
+    lanes: int
+    stagger_seconds: float
+    context: LaneContext
     jobs: tuple[JobRequest, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -54,9 +94,13 @@ class WorkerRequest:
         if data.get("schema") != SCHEMA:
             raise ValueError(f"a request of schema {data.get('schema')!r}; this worker knows {SCHEMA}")
         fields = {key: value for key, value in data.items() if key != "schema"}
-        fields["purpose"] = Purpose(data["purpose"])
-        fields["jobs"] = tuple(
-            JobRequest(id=job["id"], device=job["device"], workload=workload_from_json(job["workload"]), gate=job["gate"])
-            for job in data["jobs"]
+        conduct = data["conduct"]
+        fields["conduct"] = Conduct(
+            purpose=Purpose(conduct["purpose"]),
+            guard=Guard(conduct["guard"]),
+            backward=Backward(conduct["backward"]),
+            hang_seconds=conduct["hang_seconds"],
         )
+        fields["context"] = LaneContext(data["context"])
+        fields["jobs"] = tuple(JobRequest(**{**job, "workload": workload_from_json(job["workload"])}) for job in data["jobs"])
         return cls(**fields)

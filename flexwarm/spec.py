@@ -86,6 +86,20 @@ def _check_roles(spec: Spec) -> None:
                     f"where role {role.name!r} runs",
                     'say grad = false, or give the role devices = "cuda:0"',
                 )
+            _check_variants(role, workload)
+
+
+def _check_variants(role: Role, workload: Workload) -> None:
+    """The lanes of a process share one compiled function, and each device is a variant of its own."""
+    devices = max(len(role.process_devices(process)) for process in range(role.processes))
+    variants = devices * len(workload.shapes)
+    if workload.compile.dynamic is False and devices > 1 and variants > workload.recompile_limit:
+        raise SpecError(
+            f"workload {workload.name!r}: recompile_limit: {len(workload.shapes)} shapes on the {devices} devices of a process "
+            f"of role {role.name!r} are {variants} variants with dynamic = false, but Dynamo compiles one function at most "
+            f"{workload.recompile_limit} times and then runs dense attention",
+            "use dynamic = true, fewer variants, or set recompile_limit as the training code does",
+        )
 
 
 def _read_workload(data: Any, label: str) -> Workload:
@@ -107,6 +121,7 @@ def _read_workload(data: Any, label: str) -> Workload:
         shapes=shapes,
         grad=table.flag("grad", False),
         calls=table.integer("calls", 1),
+        steps=table.integer("steps", 1),
         call_site=table.choice("call_site", CallSite, CallSite.COMPILED),
         layout=table.choice("layout", Layout, Layout.BHSD),
         compile=compile_options,

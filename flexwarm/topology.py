@@ -13,6 +13,9 @@ from flexwarm.tables import Table
 
 CPU = "cpu"
 
+#: A lane that starts later than this would not be beside the others any more.
+MAX_STAGGER_SECONDS = 600.0
+
 
 class ProcessGroup(StrEnum):
     """Whether ranks join a process group before they compile."""
@@ -22,15 +25,24 @@ class ProcessGroup(StrEnum):
     NCCL = "nccl"
 
 
+class LaneContext(StrEnum):
+    """In which context (``contextvars``) the threads of a rank run; torch 2.12 and later keep settings there."""
+
+    NEW = "new"  # as threading.Thread starts them: settings of the main thread are not seen
+    COPY = "copy"  # contextvars.copy_context().run
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Role:
     """One kind of process in the job, as one ``torchrun`` would start it.
 
     Attributes:
         processes: ranks of this role.
-        lanes: threads in each process that call compiled code.
+        lanes: threads in each process that call compiled code; with one, the main thread does.
         devices: physical devices dealt to the lanes in order, round after round when there are fewer.
-        isolate: each process sees its own device alone, as index 0.
+        stagger_seconds: how much later than the lane before it a lane starts.
+        context: what the lanes see of the main thread's settings.
+        isolate: each process sees the devices of its own lanes alone, as index 0 and on.
         env: variables that the job sets for this role.
     """
 
@@ -38,6 +50,8 @@ class Role:
     processes: int = 1
     lanes: int = 1
     devices: tuple[str, ...] = (CPU,)
+    stagger_seconds: float = 0.0
+    context: LaneContext = LaneContext.NEW
     isolate: bool = False
     env: Mapping[str, str]
     process_group: ProcessGroup = ProcessGroup.NONE
@@ -45,6 +59,10 @@ class Role:
     def device(self, process: int, lane: int = 0) -> str:
         """The physical device of a lane."""
         return self.devices[(process * self.lanes + lane) % len(self.devices)]
+
+    def process_devices(self, process: int) -> tuple[str, ...]:
+        """The distinct physical devices of a process's lanes, in order of the lanes."""
+        return tuple(dict.fromkeys(self.device(process, lane) for lane in range(self.lanes)))
 
     @property
     def uses_cpu(self) -> bool:
@@ -66,12 +84,17 @@ def read_role(data: Any, label: str) -> Role:
     name = table.name()
     table.label = f"role {name!r}"
     processes, lanes = table.integer("processes", 1), table.integer("lanes", 1)
-    if lanes > 1:
-        table.fail("lanes", f"{lanes} threads in a process are not supported by this version", "use one process a lane")
     raw_devices = table.texts("devices")
     devices = expand_devices(raw_devices, table) if raw_devices else (CPU,)
     if len(devices) > processes * lanes:
         table.fail("devices", f"{len(devices)} devices for {processes * lanes} lanes: some would never be used")
+    stagger = table.optional_number("stagger")
+    if stagger is not None and not 0 <= stagger <= MAX_STAGGER_SECONDS:
+        table.fail("stagger", f"expected 0 to {MAX_STAGGER_SECONDS:g} seconds, found {stagger:g}")
+    context = table.choice("context", LaneContext, LaneContext.NEW)
+    for key in ("stagger", "context"):
+        if table.has(key) and lanes == 1:
+            table.fail(key, "there is one lane, the main thread", "leave it out, or say lanes = 2")
     isolate = table.flag("isolate", False)
     if isolate and CPU in devices:
         table.fail("isolate", "only CUDA devices can be isolated, and this role uses the cpu")
@@ -90,6 +113,8 @@ def read_role(data: Any, label: str) -> Role:
         processes=processes,
         lanes=lanes,
         devices=devices,
+        stagger_seconds=stagger or 0.0,
+        context=context,
         isolate=isolate,
         env=dict(env),
         process_group=group,

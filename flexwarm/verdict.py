@@ -5,6 +5,7 @@ A job is ``warm`` only when every witness says so and each has said something: a
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,9 +13,10 @@ from flexwarm import evidence
 from flexwarm.canonical import StrEnum
 from flexwarm.errors import ExitCode
 from flexwarm.events import Answer
+from flexwarm.hazards import HazardCode
 from flexwarm.plan import Job
 from flexwarm.reasons import EXIT_ORDER, MEANING, Code, Kind, Reason
-from flexwarm.record import JobRecord, Record, WorkerRecord
+from flexwarm.record import JobRecord, Record
 
 
 class Outcome(StrEnum):
@@ -25,10 +27,12 @@ class Outcome(StrEnum):
     MISSED = "missed"
     BYPASSED = "bypassed"
     DENSE = "dense"
+    UNSAFE = "unsafe"
     WRONG = "wrong"
     FAILED = "failed"
     CRASHED = "crashed"
     TIMED_OUT = "timed_out"
+    HUNG = "hung"
     SKIPPED = "skipped"
     NOT_RUN = "not_run"
     UNPROVEN = "unproven"
@@ -89,10 +93,7 @@ def judge_verify(
         disk: files of the bucket that differ before and after; none for a warm run.
         parent_components: what the parent read from files, to be held against what each worker sees.
     """
-    jobs = tuple(
-        _judge_verified_job(job_record, record.worker_of(job_record.job), expected, notes)
-        for job_record in record.jobs.values()
-    )
+    jobs = tuple(_judge_verified_job(job_record, record, expected, notes) for job_record in record.jobs.values())
     reasons = evidence.worker_reasons(record, parent_components)
     if disk:
         compiled = any(reason.code in _COMPILING for job in jobs for reason in job.reasons)
@@ -120,39 +121,61 @@ def judge_build(
         stored: (layer, key) of the entries that are in the bucket after the run.
         newly_written: the run added or altered files.
     """
-    jobs = tuple(_judge_built_job(r, record.worker_of(r.job), stored) for r in record.jobs.values())
+    jobs = tuple(_judge_built_job(job_record, record, stored) for job_record in record.jobs.values())
     only_hits = all(job.outcome is Outcome.HIT for job in jobs) and not newly_written
     return conclude(jobs, evidence.worker_reasons(record, parent_components), best=Kind.WARM if only_hits else Kind.BUILT)
 
 
+def with_drill(verdict: Verdict, drill: Record) -> Verdict:
+    """A warm verdict after its drill: what the drill found is added to the jobs that it drilled."""
+    found = {job_id: evidence.drill_reasons(job_record, drill) for job_id, job_record in drill.jobs.items()}
+    jobs = []
+    for job in verdict.jobs:
+        reasons = (*job.reasons, *found.get(job.job.id, ()))
+        outcome = _outcome(job.record, reasons) if job.record is not None else job.outcome
+        jobs.append(dataclasses.replace(job, reasons=reasons, outcome=outcome))
+    return conclude(jobs, [*verdict.reasons, *evidence.drilled_worker_reasons(drill)], best=verdict.kind)
+
+
 def _judge_verified_job(
-    record: JobRecord,
-    worker: WorkerRecord,
+    job_record: JobRecord,
+    record: Record,
     expected: Mapping[str, frozenset[tuple[str, str]]],
     notes: Mapping[str, Sequence[Reason]],
 ) -> JobVerdict:
-    job = record.job
-    reasons = evidence.layer_reasons(record)
+    job = job_record.job
+    reasons = evidence.layer_reasons(job_record)
     reasons += [
-        Reason(code=Code.COMPILED, message=f"{event.what} compiler started: {event.detail[:120]}") for event in record.compiled
+        Reason(code=Code.COMPILED, message=f"{event.what} compiler started: {event.detail[:120]}")
+        for event in job_record.compiled
     ]
     missed = bool(reasons)
-    reasons += evidence.end_reasons(record, worker)
-    if not missed and record.ran_to_end:
-        reasons += evidence.layer_evidence_reasons(record)
-        reasons += evidence.key_reasons(record, expected.get(job.id, frozenset()))
+    reasons += evidence.hazard_reasons(job_record)
+    reasons += evidence.end_reasons(job_record, record.worker_of(job))
+    lanes = record.round_of(job)
+    if job_record.ran_to_end:
+        reasons += evidence.check_reasons(job_record)
+    if all(lane.ran_to_end and not _missed(lane) for lane in lanes):
+        reasons += evidence.layer_evidence_reasons(lanes)
+        reasons += evidence.key_reasons(lanes, frozenset().union(*(expected.get(x.job.id, frozenset()) for x in lanes)))
     if missed or any(reason.code is Code.KEY_NOT_LISTED for reason in reasons):
         reasons += notes.get(job.id, ())
-    reasons += evidence.result_reasons(record)
-    return JobVerdict(job=job, outcome=_outcome(record, reasons), reasons=tuple(reasons), record=record)
+    reasons += evidence.result_reasons(job_record)
+    return JobVerdict(job=job, outcome=_outcome(job_record, reasons), reasons=tuple(reasons), record=job_record)
 
 
-def _judge_built_job(record: JobRecord, worker: WorkerRecord, stored: frozenset[tuple[str, str]]) -> JobVerdict:
-    bypasses = [reason for reason in evidence.layer_reasons(record) if reason.code in (Code.AOT_BYPASS, Code.FX_BYPASS)]
-    reasons = bypasses + evidence.end_reasons(record, worker)
-    if record.ran_to_end:
-        reasons += evidence.layer_evidence_reasons(record)
-        for layer, key in sorted(record.keys - stored):
+def _missed(job_record: JobRecord) -> bool:
+    return bool(job_record.compiled or job_record.answers(Answer.MISS) or job_record.answers(Answer.BYPASS))
+
+
+def _judge_built_job(job_record: JobRecord, record: Record, stored: frozenset[tuple[str, str]]) -> JobVerdict:
+    job = job_record.job
+    bypasses = [r for r in evidence.layer_reasons(job_record) if r.code in (Code.AOT_BYPASS, Code.FX_BYPASS)]
+    reasons = bypasses + evidence.hazard_reasons(job_record) + evidence.end_reasons(job_record, record.worker_of(job))
+    lanes = record.round_of(job)
+    if job_record.ran_to_end:
+        reasons += evidence.check_reasons(job_record)
+        for layer, key in sorted(job_record.keys - stored):
             reasons.append(
                 Reason(
                     code=Code.NOT_STORED,
@@ -160,26 +183,31 @@ def _judge_built_job(record: JobRecord, worker: WorkerRecord, stored: frozenset[
                     hint="a launch would compile it again; run with TORCH_LOGS=+inductor to see why",
                 )
             )
-        if record.job.leader is not None and record.answers(Answer.MISS):
-            missed = record.answers(Answer.MISS)[0]
+        # Another lane of the same process may have asked while its leader had not stored yet; another process waited.
+        if job.leader is not None and job.leader not in {lane.job.id for lane in lanes} and job_record.answers(Answer.MISS):
+            missed = job_record.answers(Answer.MISS)[0]
             reasons.append(
                 Reason(
                     code=Code.WITNESSES_DISAGREE,
-                    message=f"{record.job.leader} had compiled the same job, and {missed.layer.value} key "
+                    message=f"{job.leader} had compiled the same job, and {missed.layer.value} key "
                     f"{evidence.short(missed.key)} missed all the same: keys are not stable between processes",
                 )
             )
-    reasons += evidence.result_reasons(record)
-    return JobVerdict(job=record.job, outcome=_outcome(record, reasons), reasons=tuple(reasons), record=record)
+    if all(lane.ran_to_end for lane in lanes):
+        reasons += evidence.layer_evidence_reasons(lanes)
+    reasons += evidence.result_reasons(job_record)
+    return JobVerdict(job=job, outcome=_outcome(job_record, reasons), reasons=tuple(reasons), record=job_record)
 
 
 _OUTCOMES: Mapping[Outcome, tuple[Code, ...]] = {
     Outcome.CRASHED: (Code.CRASHED, Code.SILENT),
+    Outcome.HUNG: (Code.HUNG,),
     Outcome.TIMED_OUT: (Code.TIMED_OUT,),
     Outcome.FAILED: (Code.RAISED, Code.REFUSED),
     Outcome.SKIPPED: (Code.LEADER_FAILED,),
     Outcome.WRONG: (Code.WRONG_RESULT,),
     Outcome.DENSE: (Code.DENSE_FALLBACK,),
+    Outcome.UNSAFE: tuple(Code(hazard.value) for hazard in HazardCode),
     Outcome.MISSED: (Code.AOT_MISS, Code.FX_MISS, Code.TRITON_MISS, Code.COMPILED, Code.KEY_NOT_LISTED),
     Outcome.BYPASSED: (Code.AOT_BYPASS, Code.FX_BYPASS),
     Outcome.NOT_RUN: (Code.NOT_RUN, Code.NOT_BUILT, Code.NO_BUCKET),

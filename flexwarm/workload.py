@@ -99,7 +99,8 @@ class Workload:
 
     Attributes:
         roles: names of the roles that make this call; all when empty.
-        calls: calls of the compiled function for each shape, as layers make them.
+        calls: calls of the compiled function in one step, as layers make them.
+        steps: steps for each shape; mask and score functions are made anew in each, so that anchors are fresh.
         compile_mask: the block mask is made by ``torch.compile(create_block_mask)``.
         recompile_limit: what the training code sets ``torch._dynamo.config.recompile_limit`` to.
         scale: score scale; 1 / sqrt(head_dim) when None.
@@ -112,6 +113,7 @@ class Workload:
     shapes: tuple[Shape, ...]
     grad: bool
     calls: int
+    steps: int
     call_site: CallSite
     layout: Layout
     compile: Compile

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from flexwarm.cli.options import limit_options, spec_argument
+from flexwarm.cli.options import guard_options, limit_options, spec_argument
 from flexwarm.cli.session import Session, common_options
 from flexwarm.launch import Limits
 
@@ -17,9 +17,19 @@ from flexwarm.launch import Limits
 @spec_argument
 @click.option("-n", "--dry-run", is_flag=True, help="Print the plan; start nothing.")
 @click.option("--rebuild", is_flag=True, help="Put a corrupt bucket into quarantine and build anew.")
+@guard_options
 @limit_options
 @common_options
-def command(session: Session, spec: Path, dry_run: bool, rebuild: bool, limits: Limits, lock_wait_seconds: float) -> int:
+def command(
+    session: Session,
+    spec: Path,
+    dry_run: bool,
+    rebuild: bool,
+    guard: str,
+    backward: str,
+    limits: Limits,
+    lock_wait_seconds: float,
+) -> int:
     """Compile what SPEC needs and is cold, in the layout of the job, and publish it in the bucket.
 
     Exit 0: everything is stored (verdict "built"), or was there already ("warm"). A failed build publishes nothing.
@@ -28,7 +38,7 @@ def command(session: Session, spec: Path, dry_run: bool, rebuild: bool, limits: 
     from flexwarm.ops.build import build, prepare_build
     from flexwarm.render import run as render
 
-    options = run_options(session, spec, limits, lock_wait_seconds)
+    options = run_options(session, spec, limits, lock_wait_seconds, guard=guard, backward=backward)
     if not dry_run:
         return run_and_render(session, options, partial(build, rebuild=rebuild))
     prepared = prepare_build(options, dict(os.environ), create=False)

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from flexwarm.launch import Limits
+from flexwarm.request import Backward, Guard
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -60,13 +61,15 @@ def limit_options(function: F) -> F:
     defaults = Limits()
 
     @wraps(function)
-    def with_limits(*args: Any, job_timeout: float, silence_timeout: float, **kwargs: Any) -> Any:
-        return function(*args, limits=Limits(job_seconds=job_timeout, silence_seconds=silence_timeout), **kwargs)
+    def with_limits(*args: Any, job_timeout: float, silence_timeout: float, hang_timeout: float, **kwargs: Any) -> Any:
+        limits = Limits(job_seconds=job_timeout, silence_seconds=silence_timeout, hang_seconds=hang_timeout)
+        return function(*args, limits=limits, **kwargs)
 
     decorated: Any = with_limits
     for name, default, least, text in (
         ("--job-timeout", defaults.job_seconds, 1.0, "Longest time for one job; importing torch counts as one."),
         # A worker gives a sign of life every few seconds.
+        ("--hang-timeout", defaults.hang_seconds, 5.0, "Longest time that threads may wait for each other over a compile."),
         ("--silence-timeout", defaults.silence_seconds, 15.0, "Longest time without a sign of life from a worker."),
     ):
         decorated = click.option(
@@ -80,3 +83,26 @@ def limit_options(function: F) -> F:
             help=text,
         )(decorated)
     return lock_wait_option(decorated)  # type: ignore[no-any-return]
+
+
+def guard_options(function: F) -> F:
+    """What workers do about FX tracing; passed on as ``guard`` and ``backward``."""
+    decorated = click.option(
+        "--guard-backward",
+        "backward",
+        type=click.Choice([choice.value for choice in Backward]),
+        default=Backward.ENGINE.value,
+        show_default=True,
+        envvar="FLEXWARM_GUARD_BACKWARD",
+        show_envvar=True,
+        help="With --guard fix: who runs backward passes, autograd's threads or the thread that calls.",
+    )(function)
+    return click.option(
+        "--guard",
+        type=click.Choice([choice.value for choice in Guard]),
+        default=Guard.REPORT.value,
+        show_default=True,
+        envvar="FLEXWARM_GUARD",
+        show_envvar=True,
+        help="Report hazards of FX tracing, or install flexwarm.guard in the workers and prove that it is enough.",
+    )(decorated)

@@ -7,20 +7,40 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from flexwarm.cli.session import Session
+from flexwarm.errors import UsageError
 from flexwarm.launch import Limits
 from flexwarm.ops.run import RunOptions, RunResult, Watcher
+from flexwarm.request import Backward, Guard
 
 Operation = Callable[[RunOptions, Mapping[str, str], Watcher], RunResult]
 
 
-def run_options(session: Session, spec: Path, limits: Limits, lock_wait_seconds: float) -> RunOptions:
-    """The options of a run, from those of the command line."""
+def run_options(
+    session: Session,
+    spec: Path,
+    limits: Limits,
+    lock_wait_seconds: float,
+    *,
+    guard: str,
+    backward: str,
+    drill: bool = True,
+) -> RunOptions:
+    """The options of a run, from those of the command line.
+
+    Raises:
+        UsageError: options that contradict each other.
+    """
+    if backward != Backward.ENGINE.value and guard != Guard.FIX.value:
+        raise UsageError(f"--guard-backward {backward} is a part of the remedy, which is not asked for", "add --guard fix")
     return RunOptions(
         spec=spec,
         root=session.store,
         trust_shared=session.trust_shared,
         limits=limits,
         lock_wait_seconds=lock_wait_seconds,
+        guard=Guard(guard),
+        backward=Backward(backward),
+        drill=drill,
     )
 
 

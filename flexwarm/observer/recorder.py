@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from flexwarm import events
@@ -19,11 +22,29 @@ class StopAtMiss(BaseException):
     """
 
 
-class Recorder:
-    """The event file of one worker, and the job that its events belong to.
+@dataclass(slots=True)
+class Seat:
+    """What one thread works on.
 
-    One job runs at a time in a worker; events of the autograd engine's own threads belong to it as well, so the job
-    is a plain attribute and not thread-local.
+    Attributes:
+        lane: of the rank; None where the main thread is the only one.
+        checks: how often torch asked this thread whether FX traces, since the job began.
+        stopped: the job was told to stop at a miss, also if something swallowed that.
+    """
+
+    job: str
+    device: str
+    lane: int | None
+    thread: int
+    checks: int = 0
+    stopped: bool = False
+
+
+class Recorder:
+    """The event file of one worker, and the job that each event belongs to.
+
+    A thread that runs a job takes a seat. Threads without one, such as autograd's own, work for a seated thread: for the
+    only one, or for one on the device that they serve.
     """
 
     def __init__(self, path: Path, purpose: Purpose) -> None:
@@ -31,8 +52,59 @@ class Recorder:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self._pid = os.getpid()
         self.purpose = purpose
-        self.job: str | None = None
-        self.stopped = False
+        self._here = threading.local()
+        self._seats: dict[str, Seat] = {}
+        #: The device that the calling thread serves, where it has no seat; empty if that cannot be known.
+        self.device_here: Callable[[], str] = lambda: ""
+
+    @contextmanager
+    def seat(self, job: str, device: str, lane: int | None) -> Iterator[Seat]:
+        """The calling thread works on a job."""
+        seat = Seat(job=job, device=device, lane=lane, thread=threading.get_ident())
+        self._here.seat = self._seats[job] = seat
+        try:
+            yield seat
+        finally:
+            self._here.seat = None
+            del self._seats[job]
+
+    @property
+    def own_seat(self) -> Seat | None:
+        """The calling thread's seat, if it has one."""
+        return getattr(self._here, "seat", None)
+
+    def seat_here(self) -> Seat | None:
+        """The seat that the calling thread has, or works for."""
+        own = self.own_seat
+        seats = list(self._seats.values())
+        if own is not None or len(seats) < 2:
+            return own or (seats[0] if seats else None)
+        device = self.device_here()
+        return next((seat for seat in seats if seat.device == device), seats[0])
+
+    @property
+    def job(self) -> str | None:
+        seat = self.seat_here()
+        return seat.job if seat is not None else None
+
+    def seats(self) -> tuple[Seat, ...]:
+        return tuple(self._seats.values())
+
+    def name_of(self, ident: int) -> str:
+        """A thread in a user's words."""
+        seat = next((seat for seat in self.seats() if seat.thread == ident), None)
+        if seat is not None and seat.lane is not None:
+            return f"lane {seat.lane}"
+        if ident == threading.main_thread().ident:
+            return "the main thread"
+        thread = next((thread for thread in threading.enumerate() if thread.ident == ident), None)
+        # What Python did not start, and what only looks started because it once ran Python, is the autograd engine's.
+        if thread is None or thread.name.startswith("Dummy-"):
+            return f"thread {ident} of the autograd engine"
+        return f"thread {thread.name!r}"
+
+    def lane_of(self, ident: int) -> int | None:
+        return next((seat.lane for seat in self.seats() if seat.thread == ident), None)
 
     def emit(self, event: Event) -> None:
         """Append one event. A forked child of the job says nothing: it is not this worker."""
@@ -52,7 +124,9 @@ class Recorder:
 
     def stop_if_verifying(self) -> None:
         if self.purpose is Purpose.VERIFY and os.getpid() == self._pid:
-            self.stopped = True
+            seat = self.seat_here()
+            if seat is not None:
+                seat.stopped = True
             raise StopAtMiss
 
     def start_heartbeat(self, seconds: float) -> None:

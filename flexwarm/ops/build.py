@@ -12,6 +12,7 @@ from datetime import datetime, timezone
 from flexwarm import __version__, canonical, entries, environment, inventory, launch, ledger, locks, manifest, reaper
 from flexwarm.errors import CorruptError, ExitCode, StoreError, UsageError
 from flexwarm.files import sync_directory, write_atomic
+from flexwarm.hazards import HazardCode
 from flexwarm.inventory import FaultKind
 from flexwarm.manifest import JobEntry, KeyEntry, Manifest
 from flexwarm.ops.prepare import Prepared, foreign_cache, prepare, worker_components
@@ -58,7 +59,7 @@ def build(options: RunOptions, environ: Mapping[str, str], watcher: Watcher, *, 
     """
     started = time.perf_counter()
     prepared = prepare_build(options, environ)
-    bucket = prepared.bucket
+    bucket, conduct = prepared.bucket, options.conduct(Purpose.BUILD)
     with locks.hold(
         bucket.lock,
         holder=bucket.holder,
@@ -73,23 +74,32 @@ def build(options: RunOptions, environ: Mapping[str, str], watcher: Watcher, *, 
         record = run_workers(
             prepared,
             prepared.plan,
-            purpose=Purpose.BUILD,
+            conduct=conduct,
             environ=environ,
             limits=options.limits,
             watcher=watcher,
             run_id=run_id,
         )
         written = bool(inventory.changed(before, inventory.snapshot(bucket)))
-        verdict = judge_build(record, entries.stored_keys(bucket), worker_components(prepared), written)
+        verdict = judge_build(record, entries.stored_keys(bucket), worker_components(prepared, conduct), written)
         if verdict.exit_code is not ExitCode.OK and (full := _no_space(bucket)):
             verdict = conclude(verdict.jobs, [full, *verdict.reasons], best=verdict.kind)
         current = known
-        if verdict.exit_code is ExitCode.OK:
+        if _is_whole(verdict):
             _require_marker(bucket, run_id)
             current = _publish(prepared, record, known, environ, written)
             bucket.building.unlink()  # after any other end it stays, and the next build sweeps what this one left
         _keep_ledger(bucket, verdict, watcher)
-    return _result(prepared, verdict, record, current, current is not known, time.perf_counter() - started)
+    return _result(prepared, verdict, record, current, current is not known, time.perf_counter() - started, conduct.remedy)
+
+
+def _is_whole(verdict: Verdict) -> bool:
+    """Whether all was compiled as a launch needs it; a hazard that leaves the kernels right is no reason to lose them."""
+    harmful = {HazardCode.DENSE_FALLBACK, HazardCode.RECOMPILE_LIMIT, HazardCode.COMPILE_DEADLOCK}
+    harmless = {Code(hazard.value) for hazard in HazardCode if hazard not in harmful}
+    reasons = [*verdict.reasons, *(reason for job in verdict.jobs for reason in job.reasons)]
+    ended = all(job.record is not None and job.record.ran_to_end for job in verdict.jobs)
+    return ended and all(reason.code in harmless for reason in reasons)
 
 
 def _require_marker(bucket: Bucket, run: str) -> None:
@@ -211,8 +221,11 @@ def _job_entry(
 ) -> JobEntry:
     job = job_record.job
     worker = next(worker for worker in prepared.plan.workers if worker.rank == job.rank)
-    compiled = bool(job_record.compiled)
-    keys = tuple(KeyEntry(layer=layer, key=key) for layer, key in sorted(job_record.keys))
+    # Lanes of the same device share what one of them compiled; which one that was may differ from run to run.
+    lanes = [lane for lane in record.round_of(job) if lane.job.share == job.share]
+    compiled = any(lane.compiled for lane in lanes)
+    asked = frozenset().union(*(lane.keys for lane in lanes))
+    keys = tuple(KeyEntry(layer=layer, key=key) for layer, key in sorted(asked))
     env = environment.key_variables({**environ, **worker.env})
     hit_throughout = known is not None and not compiled and known.keys == keys
     return JobEntry(
@@ -239,6 +252,7 @@ def _result(
     current: Manifest | None,
     published: bool,
     seconds: float,
+    remedy: str,
 ) -> RunResult:
     cold = {}
     for job in prepared.plan.jobs:
@@ -256,4 +270,5 @@ def _result(
         published=published,
         bucket_bytes=sum(entry.size_bytes for entry in current.files) if current else None,
         bucket_files=len(current.files) if current else None,
+        remedy=remedy,
     )

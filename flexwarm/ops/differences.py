@@ -12,7 +12,7 @@ from flexwarm.fingerprint import Fingerprint, differences
 from flexwarm.manifest import JobEntry, Manifest
 from flexwarm.modules import Source
 from flexwarm.ops.fingerprint import read as read_fingerprint
-from flexwarm.ops.prepare import Prepared
+from flexwarm.ops.prepare import DRILL, GUARD, Prepared
 from flexwarm.plan import Job
 from flexwarm.proof import JobProof
 from flexwarm.reasons import Code, Reason
@@ -78,6 +78,7 @@ def changes_since_proof(proven: JobProof, now: Mapping[str, str], sources: Mappi
         old, new = proven.context.get(name), now.get(name)
         if old != new:
             code = Code.ENV_CHANGED if name.startswith("env.") else Code.FINGERPRINT_CHANGED
+            code = Code.NOT_PROVEN if name in (GUARD, DRILL) else code
             reasons.append(
                 Reason(
                     code=code,

@@ -12,6 +12,7 @@ from flexwarm.errors import StoreError, UnsupportedError, UsageError
 from flexwarm.fingerprint import Fingerprint
 from flexwarm.modules import Source
 from flexwarm.plan import SELF_CONTAINED, Job, Plan, bucket_environment, make_plan
+from flexwarm.request import Conduct
 from flexwarm.spec import Spec
 from flexwarm.store import Bucket, Store
 from flexwarm.topology import Role
@@ -67,16 +68,26 @@ def prepare(
     return Prepared(spec=found, sources=sources, fingerprint=fingerprint, store=opened, bucket=bucket, plan=plan)
 
 
-def context(prepared: Prepared, environ: Mapping[str, str]) -> dict[str, str]:
+#: Names of what a verification did beside looking at keys, in a proof's context.
+GUARD, DRILL = "the guard", "the drill"
+
+
+def context(prepared: Prepared, environ: Mapping[str, str], *, guard: str, drill: str) -> dict[str, str]:
     """All that the parent can see and that may decide whether a launch hits: what ``--fast`` compares with the proof.
 
     The variables that flexwarm sets itself are left out, so that it does not matter whether a shell has them already.
+
+    Args:
+        guard: as :attr:`flexwarm.request.Conduct.remedy`: what is proven with the remedy is not proven without.
+        drill: a :class:`flexwarm.ops.drill.DrillState` that the proof has.
     """
     own = {f"env.{name}" for name in bucket_environment(str(prepared.bucket.path))}
     table = {**prepared.fingerprint.select, **prepared.fingerprint.explain}
     table["flexwarm.version"], table["flexwarm.path"] = __version__, str(PACKAGE)
     # Equal shares have equal keys is what a plan assumes; a proof is of the ranks that ran.
     table["topology.ranks"] = str(len(prepared.plan.workers))
+    table["topology.lanes"] = " ".join(f"{len(x.lanes)}:{x.context.value}:{x.stagger_seconds:g}" for x in prepared.plan.workers)
+    table[GUARD], table[DRILL] = guard, drill
     if prepared.sources:  # the same name may find another file from elsewhere
         table["python.cwd"], table["env.PYTHONPATH"] = os.getcwd(), environ.get("PYTHONPATH", "")
     if "CUDA_VISIBLE_DEVICES" in environ:
@@ -84,9 +95,10 @@ def context(prepared: Prepared, environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in table.items() if name not in own}
 
 
-def worker_components(prepared: Prepared) -> dict[str, str]:
+def worker_components(prepared: Prepared, conduct: Conduct) -> dict[str, str]:
     """What each worker must see as the parent does."""
-    return {**prepared.fingerprint.select, "flexwarm.version": __version__, "flexwarm.path": str(PACKAGE)}
+    own = {"flexwarm.version": __version__, "flexwarm.path": str(PACKAGE), "flexwarm.guard": conduct.remedy}
+    return {**prepared.fingerprint.select, **own}
 
 
 def foreign_cache(environ: Mapping[str, str], bucket: Bucket) -> str | None:

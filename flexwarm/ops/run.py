@@ -13,10 +13,11 @@ from flexwarm.errors import StoreError
 from flexwarm.events import Event
 from flexwarm.files import list_names, make_directory
 from flexwarm.launch import Limits, OnEvent
+from flexwarm.ops.drill import DrillResult
 from flexwarm.ops.prepare import Prepared
 from flexwarm.plan import Plan
 from flexwarm.record import Record, fold
-from flexwarm.request import Purpose
+from flexwarm.request import Backward, Conduct, Guard, Purpose
 from flexwarm.store import Bucket
 from flexwarm.verdict import Verdict
 
@@ -26,13 +27,24 @@ RUNS_KEPT = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """What the user asked for, of build and of verify alike; ``root`` None is the default store."""
+    """What the user asked for, of build and of verify alike; ``root`` None is the default store.
+
+    Attributes:
+        drill: let a verification of ranks with several lanes end with the drill.
+    """
 
     spec: Path
     root: Path | None
     trust_shared: bool
     limits: Limits
     lock_wait_seconds: float
+    guard: Guard = Guard.REPORT
+    backward: Backward = Backward.ENGINE
+    drill: bool = True
+
+    def conduct(self, purpose: Purpose) -> Conduct:
+        """What is asked of the workers of a run for ``purpose``."""
+        return Conduct(purpose=purpose, guard=self.guard, backward=self.backward, hang_seconds=self.limits.hang_seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +71,8 @@ class RunResult:
         seconds: of the whole operation.
         published: the bucket's manifest was written.
         bucket_bytes, bucket_files: of the manifest's files; None without a manifest.
+        remedy: as :attr:`flexwarm.request.Conduct.remedy`.
+        drill: what became of the drill; None for a build.
     """
 
     verdict: Verdict
@@ -72,13 +86,15 @@ class RunResult:
     fast: bool = False
     bucket_bytes: int | None = None
     bucket_files: int | None = None
+    remedy: str = Guard.REPORT.value
+    drill: DrillResult | None = None
 
 
 def run_workers(
     prepared: Prepared,
     plan: Plan,
     *,
-    purpose: Purpose,
+    conduct: Conduct,
     environ: Mapping[str, str],
     limits: Limits,
     watcher: Watcher,
@@ -87,7 +103,20 @@ def run_workers(
 ) -> Record:
     """Run a plan's workers and fold what they said."""
     watcher.on_plan(plan)
-    directory = _run_directory(prepared.bucket, run_id)
+    directory = run_directory(prepared.bucket, run_id)
+    return run_in(directory, plan, conduct, environ, limits, watcher, before_jobs)
+
+
+def run_in(
+    directory: Path,
+    plan: Plan,
+    conduct: Conduct,
+    environ: Mapping[str, str],
+    limits: Limits,
+    watcher: Watcher,
+    before_jobs: Callable[[], bool] | None = None,
+) -> Record:
+    """The same in a directory that is there."""
     events: dict[int, list[Event]] = {}
 
     def on_event(rank: int, event: Event) -> None:
@@ -96,7 +125,7 @@ def run_workers(
 
     run = launch.run_plan(
         plan,
-        purpose=purpose,
+        conduct=conduct,
         environ=environ,
         directory=directory,
         limits=limits,
@@ -106,7 +135,7 @@ def run_workers(
     return fold(plan, run.events, run.exits)
 
 
-def _run_directory(bucket: Bucket, name: str) -> Path:
+def run_directory(bucket: Bucket, name: str) -> Path:
     """A new directory for one run, in the bucket; elsewhere when the bucket is another's and can only be read."""
     try:
         make_directory(bucket.runs)

@@ -11,14 +11,15 @@ from flexwarm.errors import CorruptError, ExitCode, StoreError
 from flexwarm.inventory import Fault, FaultKind
 from flexwarm.manifest import JobEntry, Manifest
 from flexwarm.ops.differences import changes_since_proof, differences_since_build, no_bucket
-from flexwarm.ops.prepare import Prepared, context, foreign_cache, prepare, worker_components
+from flexwarm.ops.drill import DrillResult, DrillState, drill_plan, run_drill, wanted_state
+from flexwarm.ops.prepare import DRILL, Prepared, context, foreign_cache, prepare, worker_components
 from flexwarm.ops.run import RunOptions, RunResult, Watcher, run_workers
 from flexwarm.plan import COMPILE_THREADS, Job, Plan
 from flexwarm.proof import JobProof, Proof
 from flexwarm.reasons import Code, Kind, Reason
 from flexwarm.record import Record
 from flexwarm.request import Purpose
-from flexwarm.verdict import JobVerdict, Outcome, Verdict, conclude, judge_verify
+from flexwarm.verdict import JobVerdict, Outcome, Verdict, conclude, judge_verify, with_drill
 
 
 def verify(options: RunOptions, environ: Mapping[str, str], watcher: Watcher, *, fast: bool) -> RunResult:
@@ -39,7 +40,7 @@ def verify(options: RunOptions, environ: Mapping[str, str], watcher: Watcher, *,
         building=False,
         create=False,
     )
-    verdict, record, known = _decide(prepared, options, environ, watcher, fast=fast)
+    verdict, record, known, drill = _decide(prepared, options, environ, watcher, fast=fast)
     cold = {job.id: _cold_seconds(known, job) for job in prepared.plan.jobs}
     return RunResult(
         verdict=verdict,
@@ -52,13 +53,16 @@ def verify(options: RunOptions, environ: Mapping[str, str], watcher: Watcher, *,
         fast=fast,
         bucket_bytes=sum(entry.size_bytes for entry in known.files) if known else None,
         bucket_files=len(known.files) if known else None,
+        remedy=options.conduct(Purpose.VERIFY).remedy,
+        drill=drill,
     )
 
 
 def _decide(
     prepared: Prepared, options: RunOptions, environ: Mapping[str, str], watcher: Watcher, *, fast: bool
-) -> tuple[Verdict, Record | None, Manifest | None]:
+) -> tuple[Verdict, Record | None, Manifest | None, DrillResult]:
     plan, bucket = prepared.plan, prepared.bucket
+    not_run = DrillResult(state=DrillState.NOT_RUN if drill_plan(plan, "").workers else DrillState.NOT_NEEDED)
     disabled = [
         Reason(
             code=Code.CACHE_DISABLED,
@@ -76,9 +80,9 @@ def _decide(
             )
         )
     if disabled:
-        return _none_run(plan, disabled, Outcome.NOT_RUN), None, None
+        return _none_run(plan, disabled, Outcome.NOT_RUN), None, None, not_run
     if not bucket.exists():
-        return _none_run(plan, [no_bucket(prepared)], Outcome.NOT_RUN), None, None
+        return _none_run(plan, [no_bucket(prepared)], Outcome.NOT_RUN), None, None, not_run
     with locks.hold_if_writable(
         bucket.lock,
         holder=bucket.holder,
@@ -90,16 +94,21 @@ def _decide(
             known = manifest.load(bucket)
             read = proof.manifest_digest(bucket) if known is not None else ""
         except CorruptError as error:
-            return _none_run(plan, [_corrupt(error.message)], Outcome.NOT_RUN), None, None
+            return _none_run(plan, [_corrupt(error.message)], Outcome.NOT_RUN), None, None, not_run
         if known is None:
-            return _none_run(plan, [_unfinished(prepared)], Outcome.NOT_RUN), None, None
+            return _none_run(plan, [_unfinished(prepared)], Outcome.NOT_RUN), None, None, not_run
         matches = {job.id: _match(job, known) for job in plan.jobs}
         if fast:
-            return _fast(prepared, known, matches, environ), None, known
+            return _fast(prepared, known, matches, options, environ), None, known, not_run
         verdict, record, state = _full(prepared, known, matches, options, environ, watcher)
+        drill = not_run
         if verdict.kind is Kind.WARM and record is not None:
-            _remember(prepared, read, state, record, environ, watcher)
-        return verdict, record, known
+            drill = run_drill(prepared, options, environ, watcher)
+            verdict = with_drill(verdict, drill.record) if drill.record is not None else verdict
+        if verdict.kind is Kind.WARM and record is not None:
+            now = context(prepared, environ, guard=options.conduct(Purpose.VERIFY).remedy, drill=drill.state.value)
+            _remember(prepared, read, state, record, now, watcher)
+        return verdict, record, known, drill
 
 
 def _full(
@@ -131,7 +140,7 @@ def _full(
     record = run_workers(
         prepared,
         _one_compile_thread(runnable),
-        purpose=Purpose.VERIFY,
+        conduct=options.conduct(Purpose.VERIFY),
         environ=environ,
         limits=options.limits,
         watcher=watcher,
@@ -147,12 +156,18 @@ def _full(
         expected={job_id: frozenset((key.layer, key.key) for key in entry.keys) for job_id, entry in built.items()},
         notes={job.id: differences_since_build(prepared, known, job, built[job.id], record, environ) for job in runnable.jobs},
         disk=disk,
-        parent_components=worker_components(prepared),
+        parent_components=worker_components(prepared, options.conduct(Purpose.VERIFY)),
     )
     return conclude([*verdict.jobs, *missing], verdict.reasons, best=Kind.WARM), record, states[0]
 
 
-def _fast(prepared: Prepared, known: Manifest, matches: Mapping[str, JobEntry | None], environ: Mapping[str, str]) -> Verdict:
+def _fast(
+    prepared: Prepared,
+    known: Manifest,
+    matches: Mapping[str, JobEntry | None],
+    options: RunOptions,
+    environ: Mapping[str, str],
+) -> Verdict:
     """Whether anything has changed since a full verification found these jobs warm."""
     bucket = prepared.bucket
     proven = proof.load(bucket)
@@ -176,7 +191,11 @@ def _fast(prepared: Prepared, known: Manifest, matches: Mapping[str, JobEntry | 
             continue
         known_proof = proven.jobs.get(proof.job_name(job.share, job.id)) if proven else None
         if known_proof is not None:
-            reasons = changes_since_proof(known_proof, context(prepared, environ), prepared.sources_of(job))
+            drill = wanted_state(prepared.plan, options)
+            if drill is DrillState.LEFT_OUT:
+                drill = DrillState(known_proof.context.get(DRILL, drill.value))  # a proof with it is a better one
+            now = context(prepared, environ, guard=options.conduct(Purpose.VERIFY).remedy, drill=drill.value)
+            reasons = changes_since_proof(known_proof, now, prepared.sources_of(job))
         else:
             reasons = differences_since_build(prepared, known, job, entry, None, environ) or [
                 _not_proven("it is stored, and no full verification has found it warm since")
@@ -255,14 +274,15 @@ def _cold_seconds(known: Manifest | None, job: Job) -> float | None:
     return entry.cold_seconds if entry else None
 
 
-def _remember(prepared: Prepared, read: str, state: str, record: Record, environ: Mapping[str, str], watcher: Watcher) -> None:
+def _remember(prepared: Prepared, read: str, state: str, record: Record, now: Mapping[str, str], watcher: Watcher) -> None:
     """Keep the proof for ``--fast``, and the use for ``clean``; a store that can only be read keeps neither.
 
     Args:
         read: digest of the manifest that was judged; a proof of another one would be false.
         state: of the bucket's files before the jobs ran.
+        now: under what it was proven, as :func:`flexwarm.ops.prepare.context` says it.
     """
-    bucket, now = prepared.bucket, context(prepared, environ)
+    bucket = prepared.bucket
     earlier = proof.load(bucket)
     jobs = dict(earlier.jobs) if earlier is not None and earlier.state == state else {}
     for job in prepared.plan.jobs:

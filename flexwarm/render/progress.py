@@ -13,7 +13,9 @@ from flexwarm.events import (
     Answer,
     Bye,
     Compiled,
+    DrillDone,
     Event,
+    Hang,
     Hello,
     JobDone,
     JobFailed,
@@ -68,6 +70,9 @@ class RunProgress:
     def on_plan(self, plan: Plan) -> None:
         """The workers are about to start."""
         self._plan = plan
+        if self._live is not None:  # of the run before, such as the verification before its drill
+            self._live.stop()
+            self._live = None
         self._rows = {job.id: _Row(job=job) for job in plan.jobs}
         if self._quiet:
             return
@@ -99,7 +104,7 @@ class RunProgress:
 
     def on_event(self, rank: int, event: Event) -> None:
         """Move one row on."""
-        if isinstance(event, (Hello, Settings, Sources, Refused, Bye)):
+        if isinstance(event, (Hello, Settings, Sources, Refused, Hang, Bye)):
             return
         if isinstance(event, Progress) and event.job is None:
             for row in self._rows.values():
@@ -126,6 +131,8 @@ class RunProgress:
                 row.shapes += 1
             case JobDone():
                 self._end(row, "compiled" if row.misses else "hit")
+            case DrillDone():
+                self._end(row, "drilled")
             case JobStopped():
                 self._end(row, "missed")
             case JobFailed():

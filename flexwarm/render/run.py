@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from flexwarm.canonical import plain
-from flexwarm.events import Answer, JobFailed
+from flexwarm.events import Answer, Hazard, JobFailed
+from flexwarm.ops.drill import DrillState
 from flexwarm.ops.run import RunResult
-from flexwarm.plan import Plan
-from flexwarm.reasons import Code, Kind, Reason
+from flexwarm.plan import Lane, Plan
+from flexwarm.reasons import Code, Kind, Reason, is_hazard
 from flexwarm.render.text import duration, size
+from flexwarm.request import Guard
 from flexwarm.verdict import JobVerdict, Outcome
 
 
@@ -28,7 +30,9 @@ def run_json(result: RunResult) -> dict[str, Any]:
         "seconds": round(result.seconds, 3),
         "reasons": [plain(reason) for reason in result.verdict.reasons],
         "jobs": [_job_json(result, job) for job in result.verdict.jobs],
-        "hazards": [_hazard_json(job, reason) for job in result.verdict.jobs for reason in job.reasons if _is_hazard(reason)],
+        "guard": result.remedy,
+        "drill": _drill_json(result),
+        "hazards": list(_hazards_json(result)),
         "workers": _workers_json(result),
     }
 
@@ -73,21 +77,58 @@ def _job_json(result: RunResult, verdict: JobVerdict) -> dict[str, Any]:
     return data
 
 
-def _is_hazard(reason: Reason) -> bool:
-    return reason.code is Code.DENSE_FALLBACK
+def _drill_json(result: RunResult) -> dict[str, Any] | None:
+    drill = result.drill
+    if drill is None:
+        return None
+    return {"state": drill.state.value, "ranks": list(drill.ranks), "holds": drill.holds, "calls": drill.calls}
 
 
-def _hazard_json(verdict: JobVerdict, reason: Reason) -> dict[str, Any]:
-    stack = verdict.record.dense[0].stack if verdict.record and verdict.record.dense else ()
+def _hazards_json(result: RunResult) -> Iterable[dict[str, Any]]:
+    for reason in result.verdict.reasons:
+        if is_hazard(reason):
+            yield _hazard_json(result, None, reason)
+    for job in result.verdict.jobs:
+        for reason in job.reasons:
+            if is_hazard(reason):
+                yield _hazard_json(result, job, reason)
+
+
+def _hazard_json(result: RunResult, verdict: JobVerdict | None, reason: Reason) -> dict[str, Any]:
+    seen = _seen(result, verdict, reason)
+    stack = list(seen.stack) if seen else []
+    if reason.code is Code.DENSE_FALLBACK and verdict and verdict.record and verdict.record.dense:
+        stack = list(verdict.record.dense[0].stack)
     return {
         "code": reason.code.value,
         "message": reason.message,
         "hint": reason.hint,
-        "lane": verdict.job.lane,
-        "job": verdict.job.id,
-        "owner": None,
-        "stack": list(stack),
+        "lane": verdict.job.lane if verdict else None,
+        "job": verdict.job.id if verdict else None,
+        "fate": (seen.fate or None) if seen else None,
+        "owner": (seen.owner or None) if seen else None,
+        "owner_lane": seen.owner_lane if seen else None,
+        "stack": stack,
+        "stacks": {name: list(lines) for name, lines in _stacks(result, reason).items()},
     }
+
+
+def _seen(result: RunResult, verdict: JobVerdict | None, reason: Reason) -> Hazard | None:
+    """The event behind a hazard's reason: its sentence is the event's own."""
+    if verdict is None:
+        return None
+    records = [verdict.record, result.drill.record.jobs.get(verdict.job.id) if result.drill and result.drill.record else None]
+    events = [seen for record in records if record is not None for seen in record.hazards]
+    return next((seen for seen in events if seen.code.value == reason.code.value and seen.message in reason.message), None)
+
+
+def _stacks(result: RunResult, reason: Reason) -> Mapping[str, tuple[str, ...]]:
+    """All threads of a rank that hung."""
+    if reason.code is not Code.COMPILE_DEADLOCK:
+        return {}
+    records = [result.record, result.drill.record if result.drill else None]
+    hangs = [worker.hang for record in records if record is not None for worker in record.workers if worker.hang]
+    return next((hang.stacks for hang in hangs if hang.message in reason.message), {})
 
 
 def _workers_json(result: RunResult) -> list[dict[str, Any]]:
@@ -117,13 +158,17 @@ def plan_json(plan: Plan, bucket: str) -> dict[str, Any]:
                 "rank": worker.rank,
                 "local_rank": worker.local_rank,
                 "role": worker.role,
-                "physical_device": worker.physical,
-                "device": worker.device,
+                "lanes": [
+                    {"lane": lane.index, "physical_device": lane.physical, "device": lane.device} for lane in worker.lanes
+                ],
+                "stagger_seconds": worker.stagger_seconds,
+                "context": worker.context.value,
                 "env": dict(sorted(worker.env.items())),
                 "jobs": [
                     {
                         "id": job.id,
                         "workload": job.workload.name,
+                        "lane": job.lane,
                         "device": job.device,
                         "share": job.share,
                         "leader": job.leader,
@@ -150,6 +195,8 @@ _OUTCOME_STYLES = {Outcome.HIT: "green", Outcome.COMPILED: "cyan"}
 _TIMES_COLUMNS = 56
 #: A job's reasons beyond these are counted; -v shows all.
 _REASONS_SHOWN = 3
+#: Lines of a hazard's stack; -v shows all.
+_STACK_SHOWN = 3
 
 
 def print_run(result: RunResult, *, verbosity: int) -> None:
@@ -166,11 +213,21 @@ def print_run(result: RunResult, *, verbosity: int) -> None:
         for reason in shown:
             line = Text.assemble((f"{owner}: " if owner else ""), (reason.code.value, "yellow"), f": {reason.message}")
             console.print(line, soft_wrap=not console.is_terminal)
+            for place in _stack_lines(result, reason, verbosity):
+                console.print(f"    {place}", soft_wrap=not console.is_terminal, highlight=False, markup=False)
         if len(reasons) > len(shown):
             console.print(f"{owner}: and {len(reasons) - len(shown)} more reasons (-v shows them)", markup=False)
     console.print(Text.assemble("verdict: ", (result.verdict.kind.value, _STYLES[result.verdict.kind]), _summary(result)))
     for hint in _hints(result) if verbosity >= 0 else ():
         console.print(f"  next: {hint}", soft_wrap=not console.is_terminal, highlight=False, markup=False)
+
+
+def _stack_lines(result: RunResult, reason: Reason, verbosity: int) -> tuple[str, ...]:
+    """Where the thread that brought a hazard about began its trace; the innermost lines, all with -v."""
+    for job in result.verdict.jobs:
+        if reason in job.reasons and (seen := _seen(result, job, reason)) is not None and seen.stack:
+            return seen.stack if verbosity > 0 else seen.stack[-_STACK_SHOWN:]
+    return ()
 
 
 def _owned_reasons(result: RunResult) -> Iterable[tuple[str, tuple[Reason, ...]]]:
@@ -203,7 +260,19 @@ def _summary(result: RunResult) -> str:
     held = ""
     if result.bucket_bytes is not None:
         held = f", bucket {result.bucket[:8]} holds {size(result.bucket_bytes)} in {result.bucket_files} files"
-    return f" ({good} of {jobs} jobs, {duration(result.seconds)}{held})"
+    return f" ({good} of {jobs} jobs, {duration(result.seconds)}{held}{_drilled(result)})"
+
+
+def _drilled(result: RunResult) -> str:
+    """What a warm verdict rests on beside keys: nobody may take it for more than it is."""
+    fixed = "" if result.remedy == Guard.REPORT.value else f", guard {result.remedy}"
+    if result.drill is None or result.fast:
+        return fixed
+    if result.drill.state is DrillState.LEFT_OUT:
+        return f"{fixed}, the drill was left out"
+    if result.drill.state is DrillState.RAN:
+        return f"{fixed}, drill: {result.drill.calls} calls in {result.drill.holds} holds"
+    return fixed
 
 
 def _table(result: RunResult, width: int) -> Any:
@@ -211,20 +280,22 @@ def _table(result: RunResult, width: int) -> Any:
     from rich.text import Text
 
     narrow = width < 76
+    several = any(len(worker.lanes) > 1 for worker in result.plan.workers)
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("workload", overflow="fold")
     if narrow:
         table.add_column("on", overflow="fold")
     else:
         table.add_column("role")
-        table.add_column("rank", justify="right")
+        table.add_column("rank.lane" if several else "rank", justify="right")
         table.add_column("device")
     table.add_column("outcome", no_wrap=True)
     for name in ("hit", "miss", "cold", "warm") if width >= _TIMES_COLUMNS else ("cold", "warm"):
         table.add_column(name, justify="right", no_wrap=True)
     for verdict in result.verdict.jobs:
         job, record = verdict.job, verdict.record
-        where = (f"{job.role}:{job.rank}",) if narrow else (job.role, str(job.rank), job.device)
+        rank = f"{job.rank}.{job.lane}" if several else str(job.rank)
+        where = (f"{job.role}:{rank}",) if narrow else (job.role, rank, job.device)
         hits, misses = (len(record.answers(answer)) if record else None for answer in (Answer.HIT, Answer.MISS))
         warm = record.first_seconds if record and verdict.outcome is Outcome.HIT else None
         style = _OUTCOME_STYLES.get(verdict.outcome, "yellow")
@@ -243,6 +314,10 @@ def _count(value: int | None) -> str:
     return "-" if value is None else str(value)
 
 
+def _where(lane: Lane) -> str:
+    return lane.device if lane.device == lane.physical else f"{lane.physical}, seen as {lane.device}"
+
+
 def print_plan(plan: Plan, bucket_path: str) -> None:
     """``build --dry-run``: every process, its variables and its jobs."""
     from flexwarm.render.console import make_console
@@ -254,11 +329,12 @@ def print_plan(plan: Plan, bucket_path: str) -> None:
 
     line(f"bucket {bucket_path}")
     for worker in plan.workers:
-        where = worker.device if worker.device == worker.physical else f"{worker.physical}, seen as {worker.device}"
-        line(f"rank {worker.rank}: role {worker.role}, {where}")
+        several = len(worker.lanes) > 1
+        line(f"rank {worker.rank}: role {worker.role}, {', '.join(dict.fromkeys(_where(lane) for lane in worker.lanes))}")
         for job in worker.jobs:
             follows = f" after {job.leader}" if job.leader else ""
-            line(f"  {job.workload.name}: {len(job.workload.shapes)} shapes{follows}")
+            lane = f"lane {job.lane} on {job.device}, " if several else ""
+            line(f"  {lane}{job.workload.name}: {len(job.workload.shapes)} shapes{follows}")
             for shape in job.workload.shapes:
                 line(f"    {shape}")
     leaders = sum(job.leader is None for job in plan.jobs)

@@ -11,24 +11,16 @@ import signal
 import socket
 import sys
 import time
-import traceback
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from flexwarm import __version__, canonical, environment
-from flexwarm.environment import Effect
+from flexwarm import __version__, canonical
 from flexwarm.errors import FlexwarmError
-from flexwarm.events import Bye, Hello, JobDone, JobFailed, JobStopped, Phase, Refused, Settings, Sources
-from flexwarm.observer.recorder import Recorder, StopAtMiss
-from flexwarm.request import JobRequest, WorkerRequest
-
-if TYPE_CHECKING:
-    from flexwarm.observer.torch_api import TorchApi
+from flexwarm.events import Bye, Hello, Phase, Refused
+from flexwarm.observer.recorder import Recorder
+from flexwarm.request import Guard, Purpose, WorkerRequest
 
 _PR_SET_PDEATHSIG = 1
 HEARTBEAT_SECONDS = 5.0
-GATE_POLL_SECONDS = 0.01
 
 
 def die_with_parent(parent: int) -> None:
@@ -38,25 +30,31 @@ def die_with_parent(parent: int) -> None:
         os._exit(0)
 
 
-def wait_for_gate(path: str) -> str:
-    """The text of the gate file once it is there: ``go``, or why the job cannot run. The parent bounds the wait."""
-    while True:
-        try:
-            return Path(path).read_text()
-        except FileNotFoundError:
-            time.sleep(GATE_POLL_SECONDS)
-
-
 def run_worker(request: WorkerRequest, recorder: Recorder) -> None:
     recorder.phase(Phase.IMPORT)
     started = time.perf_counter()
+    # With a job id torch would keep what it learnt of shapes in the bucket, and start the next run from there. By variable
+    # and not by its config, which from torch 2.12 on other threads than this one would not see.
+    os.environ["TORCH_DYNAMO_AUTOMATIC_DYNAMIC_LOCAL_PGO"] = "0"
     import torch
 
-    from flexwarm.observer import caches, compilers, dense
+    from flexwarm.observer import caches, compilers, dense, limits, watchdog
+    from flexwarm.observer.guard import GuardWatch
     from flexwarm.observer.torch_api import resolve
-    from flexwarm.worker import attention, sources
+    from flexwarm.observer.torch_api.tracing import resolve_tracing
+    from flexwarm.worker import drill, lanes
 
-    api = resolve()
+    api, tracing = resolve(), resolve_tracing()
+    conduct = request.conduct
+    if conduct.guard is Guard.FIX:
+        from flexwarm import guard as remedy
+
+        remedy.install(backward=conduct.backward.value)
+    recorder.device_here = lambda: f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_initialized() else ""
+    guard = GuardWatch(tracing, recorder)
+    guard.start()
+    watchdog.watch(tracing, recorder, conduct.hang_seconds)
+    limits.watch_recompiles(api, recorder)
     compilers.watch_processes(recorder)
     compilers.watch_inductor(api, recorder)
     caches.watch(api, recorder)
@@ -64,7 +62,7 @@ def run_worker(request: WorkerRequest, recorder: Recorder) -> None:
     if any(job.device != "cpu" for job in request.jobs):
         compilers.watch_triton(recorder)
         compilers.watch_autotune(api, recorder)
-    config = read_settings(api)
+    config = lanes.read_settings(api)
     settled = canonical.digest(config)
     recorder.emit(
         Hello(
@@ -78,6 +76,7 @@ def run_worker(request: WorkerRequest, recorder: Recorder) -> None:
                 "python.version": platform.python_version(),
                 "cpu.capability": torch.backends.cpu.get_cpu_capability(),
                 "flexwarm.version": __version__,
+                "flexwarm.guard": conduct.remedy,
                 "flexwarm.path": str(Path(__file__).resolve().parents[1]),
             },
             config_digest=settled,
@@ -86,90 +85,25 @@ def run_worker(request: WorkerRequest, recorder: Recorder) -> None:
         )
     )
     sys.path.insert(0, os.getcwd())  # as `python -m` would; from here on the user's modules are found
-    baseline, environ, began_unix = frozenset(sys.modules), dict(os.environ), time.time()
-    for job in request.jobs:
-        recorder.job = job.id
-        if job.gate is not None:
-            recorder.phase(Phase.WAIT)
-            answer = wait_for_gate(job.gate)
-            if answer != "go":
-                continue
-        recorder.phase(Phase.TRACE)
-        # A workload is one call site of its own: what Dynamo learnt from the one before must not shape its graphs.
-        api.reset()
-        api.dynamo_config.recompile_limit = job.workload.recompile_limit
-        # With a job id torch would keep what it learnt of shapes in the bucket, and start the next run from there.
-        api.dynamo_config.automatic_dynamic_local_pgo = False
-        before, started = caches.read_counters(api), time.perf_counter()
-        recorder.stopped = False
-        try:
-            attention.run(job.workload, job.device, recorder)
-        except StopAtMiss:
-            _emit_end(JobStopped, job, recorder, caches.counted_since(api, before), started)
-        except SystemExit as error:
-            _emit_failure(job, recorder, RuntimeError(f"a function of the spec called sys.exit({error.code!r})"))
-        except Exception as error:  # noqa: BLE001 - whatever a job raises is that job's outcome, said in full
-            _emit_failure(job, recorder, error)
-        else:
-            # A stop that something swallowed is still a stop.
-            kind = JobStopped if recorder.stopped else JobDone
-            moved = moved_caches(environ)
-            if moved:
-                _emit_failure(job, recorder, RuntimeError(moved))
-            else:
-                _emit_end(kind, job, recorder, caches.counted_since(api, before), started)
-        config = read_settings(api)
-        if canonical.digest(config) != settled:
-            recorder.emit(Settings(t=time.time(), job=job.id, config_digest=canonical.digest(config), config=config))
-        if any(not function.is_builtin for _, function in job.workload.functions):
-            recorder.emit(Sources(t=time.time(), job=job.id, files=sources.loaded_since(baseline, began_unix)))
-    recorder.job = None
-
-
-def read_settings(api: TorchApi) -> dict[str, str]:
-    """Inductor's settings that enter its keys, as text."""
-    return {name: repr(value) for name, value in api.inductor_config.save_config_portable().items()}
-
-
-def _emit_end(
-    kind: type[JobDone] | type[JobStopped], job: JobRequest, recorder: Recorder, counters: dict[str, int], started: float
-) -> None:
-    recorder.emit(kind(t=time.time(), job=job.id, counters=counters, seconds=time.perf_counter() - started))
-
-
-def moved_caches(before: Mapping[str, str]) -> str:
-    """What a user's module did to a variable on which all evidence rests; empty if nothing.
-
-    torch reads its cache directories anew at each use: a module that sets one takes the job out of the bucket.
-    """
-    for name in sorted({*before, *os.environ}):
-        if environment.effect(name) in (Effect.MOVES, Effect.DISABLES) and before.get(name) != os.environ.get(name):
-            old, new = (repr(env[name]) if name in env else "unset" for env in (before, os.environ))
-            return f"a module that the spec names changed {name} from {old} to {new}, so the bucket was not used"
-    return ""
-
-
-def _emit_failure(job: JobRequest, recorder: Recorder, error: Exception) -> None:
-    root: BaseException = error
-    while root.__cause__ is not None:
-        root = root.__cause__
-    message = str(root).strip().split("\n")[0][:500]
-    if not message and root.__traceback__ is not None:
-        last = traceback.extract_tb(root.__traceback__)[-1]
-        message = f"at {last.filename}:{last.lineno}"
-    recorder.emit(
-        JobFailed(
-            t=time.time(),
-            job=job.id,
-            error=type(root).__name__,
-            message=message,
-            traceback="".join(traceback.format_exception(error))[-8000:],
-        )
+    bench = lanes.Bench(
+        request=request,
+        api=api,
+        recorder=recorder,
+        guard=guard,
+        settled=settled,
+        baseline=frozenset(sys.modules),
+        environ=dict(os.environ),
+        began_unix=time.time(),
     )
-    try:
-        traceback.print_exception(error)  # to the worker's log, whole
-    except (OSError, ValueError):
-        pass  # a user's module closed it; the event has said what happened
+    several = request.lanes > 1
+    for jobs in lanes.rounds(request.jobs):
+        admitted = lanes.admitted(recorder, jobs)
+        if not admitted:
+            continue
+        if conduct.purpose is Purpose.DRILL:
+            drill.run(bench, admitted)
+        else:
+            lanes.run(bench, admitted, several=several)
 
 
 def main() -> int:
@@ -177,7 +111,7 @@ def main() -> int:
     die_with_parent(request.parent)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    recorder = Recorder(Path(request.events), request.purpose)
+    recorder = Recorder(Path(request.events), request.conduct.purpose)
     recorder.start_heartbeat(HEARTBEAT_SECONDS)
     try:
         run_worker(request, recorder)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 
 from flexwarm import canonical
 from flexwarm.events import Phase, ShapeDone
+from flexwarm.observer.guard import GuardWatch
 from flexwarm.observer.recorder import Recorder
 from flexwarm.worker import masks, reference
 from flexwarm.workload import CallSite, Layout, Shape, Workload
@@ -37,9 +40,12 @@ class FlexModule(torch.nn.Module):  # type: ignore[misc] # torch is untyped for 
         return checkpoint(attention, q, k, v, use_reentrant=False, context_fn=contexts)
 
 
-def compiled_call(workload: Workload) -> Callable[..., Any]:
-    """The compiled function that all shapes of the workload are called through, as one call site in training is."""
-    options = workload.compile
+def compiled_call(workload: Workload, **changes: Any) -> Callable[..., Any]:
+    """The compiled function that all shapes of the workload are called through, as one call site in training is.
+
+    ``changes`` go over the options of the workload's compile.
+    """
+    options = replace(workload.compile, **changes)
     target = flex_attention if workload.call_site is CallSite.COMPILED else FlexModule(workload.call_site)
     compiled: Callable[..., Any] = torch.compile(
         target, dynamic=options.dynamic, mode=options.mode, fullgraph=options.fullgraph, options=_options(workload)
@@ -47,90 +53,166 @@ def compiled_call(workload: Workload) -> Callable[..., Any]:
     return compiled
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arguments:
+    """What one step calls with: q, k and v, keyword arguments, and the functions that the reference needs."""
+
+    inputs: tuple[torch.Tensor, ...]
+    keywords: dict[str, Any]
+    mask_mod: masks.MaskMod | None
+    score_mod: masks.MaskMod | None
+
+
 def _options(workload: Workload) -> dict[str, Any] | None:
     return dict(workload.compile.options) if workload.compile.options else None
 
 
-def run(workload: Workload, device_name: str, recorder: Recorder) -> None:
-    """Every shape of the workload, in order; events say what happened, an exception is the job's failure."""
-    device = torch.device(device_name)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    # From what is compiled and not from the process or the name: every rank and every run has the same inputs and masks.
-    seed = int(canonical.digest(workload.subject(), 8), 16)
-    generator = torch.Generator().manual_seed(seed)
-    compiled = compiled_call(workload)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shared:
+    """The functions that every shape, step and lane of a workload calls, as one call site in training is."""
+
+    compiled: Callable[..., Any]
+    make_mask: Callable[..., BlockMask]
+
+
+def share(workload: Workload) -> Shared:
+    """Wrap what the workload calls; nothing is compiled yet."""
     make_mask = torch.compile(create_block_mask) if workload.compile_mask else create_block_mask
-    for number, shape in enumerate(workload.shapes):
-        _run_shape(workload, number, shape, device, generator, compiled, make_mask, recorder)
+    return Shared(compiled=compiled_call(workload), make_mask=make_mask)
 
 
-def _run_shape(
-    workload: Workload,
-    number: int,
-    shape: Shape,
-    device: torch.device,
-    generator: torch.Generator,
-    compiled: Callable[..., Any],
-    make_mask: Callable[..., BlockMask],
-    recorder: Recorder,
-) -> None:
-    recorder.phase(Phase.TRACE)
-    context = masks.Context(
-        device=device,
-        batch=shape.batch,
-        q_heads=shape.q_heads,
-        kv_heads=shape.kv_heads,
-        q_len=shape.q_len,
-        kv_len=shape.kv_len,
-        dtype=getattr(torch, shape.dtype.value),
-        generator=generator,
-    )
-    mask_mod = masks.make(workload.mask, masks.MASKS, context)
-    score_mod = masks.make(workload.score, masks.SCORES, context)
-    block_mask = None
-    if mask_mod is not None:
-        block_mask = make_mask(mask_mod, None, None, shape.q_len, shape.kv_len, device=device)
-    q, k, v = _inputs(workload, shape, context)
-    arguments = {
-        "score_mod": score_mod,
-        "block_mask": block_mask,
-        "scale": workload.scale,
-        "enable_gqa": shape.q_heads != shape.kv_heads,
-        "kernel_options": dict(workload.kernel_options) if workload.kernel_options else None,
-    }
-    seconds: list[float] = []
-    output = None
-    with torch.set_grad_enabled(workload.grad):
-        for call in range(max(2, workload.calls)):
-            if call == 1:
-                recorder.phase(Phase.RUN)
-            started = time.perf_counter()
-            result = compiled(q, k, v, **arguments)
-            if workload.grad:
-                torch.autograd.grad(result.float().square().mean(), (q, k, v), retain_graph=False)
-            _synchronize(device)
-            seconds.append(time.perf_counter() - started)
-            output = result.detach() if output is None else output
-    assert output is not None
-    recorder.phase(Phase.CHECK)
-    gradients_finite = _gradients_finite(workload, compiled, q, k, v, arguments)
-    rows = reference.sample_rows(shape.q_len, generator)
-    expected = reference.attention_rows(q.detach(), k.detach(), v.detach(), rows, mask_mod, score_mod, workload.scale)
-    agreement = reference.compare(output[:, :, rows.to(device)], expected, output.dtype)
-    recorder.emit(
-        ShapeDone(
-            t=time.time(),
-            job=recorder.job or "",
-            shape=number,
-            calls=len(seconds),
-            first_seconds=seconds[0],
-            repeat_seconds=min(seconds[1:]),
-            error=agreement.error,
-            tolerance=agreement.tolerance,
-            agrees=agreement.agrees and gradients_finite,
+def load_functions(workload: Workload) -> None:
+    """Import the modules of the user's own functions: in the main thread, as training does, before lanes start."""
+    for _, function in workload.functions:
+        if not function.is_builtin:
+            import_module(function.module)
+
+
+class Runner:
+    """One workload on one device, called as training does; events say what happened, an exception is the job's failure."""
+
+    def __init__(self, workload: Workload, device_name: str, shared: Shared, recorder: Recorder, guard: GuardWatch) -> None:
+        self._workload, self._shared, self._recorder, self._guard = workload, shared, recorder, guard
+        self._device = torch.device(device_name)
+        # From what is compiled and not from the process or the name: every rank and run has the same inputs and masks.
+        self._generator = torch.Generator().manual_seed(int(canonical.digest(workload.subject(), 8), 16))
+
+    def enter(self) -> None:
+        """Make the device current in the calling thread."""
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
+
+    def arguments(self, shape: Shape, **changes: Any) -> Arguments:
+        """Fresh masks, scores and inputs for one step; ``changes`` go over the keyword arguments of the call."""
+        workload = self._workload
+        context = masks.Context(
+            device=self._device,
+            batch=shape.batch,
+            q_heads=shape.q_heads,
+            kv_heads=shape.kv_heads,
+            q_len=shape.q_len,
+            kv_len=shape.kv_len,
+            dtype=getattr(torch, shape.dtype.value),
+            generator=self._generator,
         )
-    )
+        mask_mod = masks.make(workload.mask, masks.MASKS, context)
+        score_mod = masks.make(workload.score, masks.SCORES, context)
+        block_mask = None
+        if mask_mod is not None:
+            block_mask = self._guarded(
+                lambda: self._shared.make_mask(mask_mod, None, None, shape.q_len, shape.kv_len, device=self._device)
+            )
+        keywords = {
+            "score_mod": score_mod,
+            "block_mask": block_mask,
+            "scale": workload.scale,
+            "enable_gqa": shape.q_heads != shape.kv_heads,
+            "kernel_options": dict(workload.kernel_options) if workload.kernel_options else None,
+            **changes,
+        }
+        return Arguments(inputs=_inputs(workload, shape, context), keywords=keywords, mask_mod=mask_mod, score_mod=score_mod)
+
+    def call(self, arguments: Arguments, compiled: Callable[..., Any] | None = None) -> torch.Tensor:
+        """One forward of the compiled function, and its backward where the workload has one."""
+        result = self.forward(arguments, compiled)
+        if self._workload.grad:
+            self.backward(arguments, result)
+        _synchronize(self._device)
+        return result
+
+    def forward(self, arguments: Arguments, compiled: Callable[..., Any] | None = None) -> torch.Tensor:
+        function = compiled or self._shared.compiled
+        with torch.set_grad_enabled(self._workload.grad):
+            result: torch.Tensor = self._guarded(lambda: function(*arguments.inputs, **arguments.keywords))
+        return result
+
+    def backward(self, arguments: Arguments, result: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Gradients of a scalar of the result with respect to q, k and v."""
+        gradients: tuple[torch.Tensor, ...] = self._guarded(
+            lambda: torch.autograd.grad(result.float().square().mean(), arguments.inputs, retain_graph=False)
+        )
+        return gradients
+
+    def _guarded(self, call: Callable[[], Any]) -> Any:
+        began = time.monotonic()
+        try:
+            return call()
+        except Exception as error:
+            self._guard.blame(error, began)
+            raise
+
+    def shape(self, number: int, shape: Shape) -> None:
+        """All steps of one shape, each held against dense attention."""
+        self._recorder.phase(Phase.TRACE)
+        seat = self._recorder.own_seat
+        assert seat is not None, "a shape is run by a job"
+        checks_before = seat.checks
+        seconds: list[float] = []
+        agreements = []
+        finite = True
+        for step in range(self._workload.steps):
+            arguments = self.arguments(shape)
+            output = None
+            for call in range(max(2, self._workload.calls)):
+                if step == 0 and call == 1:
+                    self._recorder.phase(Phase.RUN)
+                started = time.perf_counter()
+                result = self.call(arguments)
+                seconds.append(time.perf_counter() - started)
+                output = result.detach() if output is None else output
+            assert output is not None
+            last = step == self._workload.steps - 1
+            if last:
+                self._recorder.phase(Phase.CHECK)
+                finite = self._gradients_finite(arguments)
+            agreements.append(self._compare(shape, arguments, output))
+        worst = max(agreements, key=lambda agreement: (not agreement.agrees, agreement.error or 0.0))
+        self._recorder.emit(
+            ShapeDone(
+                t=time.time(),
+                job=seat.job,
+                shape=number,
+                calls=len(seconds),
+                checks=seat.checks - checks_before,
+                first_seconds=seconds[0],
+                repeat_seconds=min(seconds[1:]),
+                error=worst.error,
+                tolerance=worst.tolerance,
+                agrees=all(agreement.agrees for agreement in agreements) and finite,
+            )
+        )
+
+    def _compare(self, shape: Shape, arguments: Arguments, output: torch.Tensor) -> reference.Agreement:
+        rows = reference.sample_rows(shape.q_len, self._generator)
+        q, k, v = (tensor.detach() for tensor in arguments.inputs)
+        expected = reference.attention_rows(q, k, v, rows, arguments.mask_mod, arguments.score_mod, self._workload.scale)
+        return reference.compare(output[:, :, rows.to(self._device)], expected, output.dtype)
+
+    def _gradients_finite(self, arguments: Arguments) -> bool:
+        if not self._workload.grad:
+            return True
+        gradients = self.backward(arguments, self.forward(arguments))
+        return all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
 
 
 def _inputs(workload: Workload, shape: Shape, context: masks.Context) -> tuple[torch.Tensor, ...]:
@@ -145,13 +227,6 @@ def _inputs(workload: Workload, shape: Shape, context: masks.Context) -> tuple[t
         return made.detach().requires_grad_(workload.grad)
 
     return make(shape.q_heads, shape.q_len), make(shape.kv_heads, shape.kv_len), make(shape.kv_heads, shape.kv_len)
-
-
-def _gradients_finite(workload: Workload, compiled: Any, q: Any, k: Any, v: Any, arguments: dict[str, Any]) -> bool:
-    if not workload.grad:
-        return True
-    gradients = torch.autograd.grad(compiled(q, k, v, **arguments).float().square().mean(), (q, k, v))
-    return all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
 
 
 def _synchronize(device: torch.device) -> None:

@@ -26,6 +26,8 @@ class TorchApi:
         aot_module: the module whose global ``autograd_cache_key`` is called once a lookup and answers (key, lines).
         counters: Dynamo's counters: group -> name -> count.
         compile_module: the module whose global ``fx_codegen_and_compile`` is called once for each graph that no cache served.
+        convert_frame: the module whose global ``exceeds_recompile_limit`` answers (exceeded, name of the limit) before each
+            compile.
         flex_module: the module whose global ``math_attention`` materialises the score matrix.
         fake_tensors: tensor types that carry no data; a call with them is tracing, not attention.
         inductor_config: Inductor's config module, part of every key.
@@ -37,6 +39,7 @@ class TorchApi:
     aot_module: Any
     counters: Mapping[str, Mapping[str, int]]
     compile_module: Any
+    convert_frame: Any
     flex_module: Any
     fake_tensors: tuple[type, ...]
     inductor_config: Any
@@ -69,6 +72,8 @@ def resolve() -> TorchApi:
     _function(flex_module, "math_attention")
     compile_module = _module("torch._inductor.compile_fx")
     _function(compile_module, "fx_codegen_and_compile")
+    convert_frame = _module("torch._dynamo.convert_frame")
+    _function(convert_frame, "exceeds_recompile_limit")
     fake = _part(_module("torch._subclasses.fake_tensor"), "FakeTensor")
     functional = _part(_module("torch._subclasses.functional_tensor"), "FunctionalTensor")
     return TorchApi(
@@ -77,6 +82,7 @@ def resolve() -> TorchApi:
         aot_module=aot_module,
         counters=_part(_module("torch._dynamo.utils"), "counters"),
         compile_module=compile_module,
+        convert_frame=convert_frame,
         flex_module=flex_module,
         fake_tensors=(fake, functional),
         inductor_config=_module("torch._inductor.config"),

@@ -1,0 +1,50 @@
+"""Python stacks of threads as text, for hazards and hangs."""
+
+from __future__ import annotations
+
+import itertools
+import linecache
+import os
+import sys
+import threading
+import traceback
+from types import FrameType
+
+#: Lines of a stack that a hazard keeps.
+KEPT = 12
+
+_OBSERVER = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_TORCH = f"{os.sep}torch{os.sep}"
+
+
+def lines(frame: FrameType | None, *, limit: int = KEPT) -> tuple[str, ...]:
+    """``file:line in function`` of a frame and its callers, outermost first: the innermost ``limit`` that are not torch's.
+
+    The innermost frame that is not the observer's is kept also if it is torch's.
+    """
+    found = [(f.f_code.co_filename, number, f.f_code.co_name) for f, number in traceback.walk_stack(frame)]
+    walked = list(itertools.dropwhile(lambda item: item[0].startswith(_OBSERVER), found))
+    shown = [f"{name}:{number} in {function}" for name, number, function in walked[1:] if _TORCH not in name]
+    innermost = [f"{name}:{number} in {function}" for name, number, function in walked[:1]]
+    return tuple(reversed([*innermost, *shown][:limit]))
+
+
+def every_line(frame: FrameType | None, *, limit: int = 60) -> tuple[str, ...]:
+    """All of a stack, torch's frames too, outermost first, with the text of each line."""
+    walked = []
+    for f, number in traceback.walk_stack(frame):
+        name = f.f_code.co_filename
+        text = linecache.getline(name, number).strip()
+        walked.append(f"{name}:{number} in {f.f_code.co_name}" + (f": {text}" if text else ""))
+    return tuple(reversed(walked[:limit]))
+
+
+def frame_of(ident: int) -> FrameType | None:
+    """Where a thread is now."""
+    return sys._current_frames().get(ident)
+
+
+def is_engines(ident: int) -> bool:
+    """Whether a thread is one that Python did not start: autograd's own, which work for others."""
+    thread = next((thread for thread in threading.enumerate() if thread.ident == ident), None)
+    return thread is None or thread.name.startswith("Dummy-")

@@ -1,0 +1,278 @@
+"""The drill: would a compile at run time hurt the other lanes of this rank, with this torch?
+
+Warm calls meet another lane's trace for milliseconds, so waiting for luck proves nothing. Here, on an empty cache, each
+lane in turn is made to compile and is held inside each of its traces until every other lane has made a warm call. For
+lanes that share a device and run backward, the order that deadlocks is scripted too: one lane's backward waits to be
+compiled while another lane compiles.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from flexwarm.events import DrillDone, Phase, Progress
+from flexwarm.evidence import GUARD_MESSAGE
+from flexwarm.observer import threads
+from flexwarm.observer.guard import GuardWatch
+from flexwarm.observer.recorder import Recorder
+from flexwarm.observer.torch_api.tracing import TracingApi, resolve_tracing
+from flexwarm.request import JobRequest
+from flexwarm.worker import attention, lanes
+from flexwarm.worker.attention import Arguments, Runner
+
+#: How long a lane is held inside one trace at most.
+HOLD_SECONDS = 20.0
+#: A lane is held in so many traces of one compile; Inductor makes more of them than teach anything.
+HOLDS = 4
+POLL_SECONDS = 0.005
+#: Enough for every recompile that the drill asks for; the job's own limit is judged elsewhere.
+RECOMPILE_LIMIT = 4096
+
+
+class _Script:
+    """Who is held inside its traces, and until when. One for each workload."""
+
+    def __init__(self, jobs: Sequence[JobRequest], tracing: TracingApi, recorder: Recorder) -> None:
+        self._lanes = {job.lane for job in jobs}
+        self._tracing, self._recorder = tracing, recorder
+        self._changed = threading.Condition()
+        self._holder: int | None = None
+        self._until_locked = False
+        self._hold = 0  # number of the hold under way; 0 for none
+        self._holds = self._calls = self._unanswered = 0
+        self._called: set[int] = set()
+
+    def take(self, lane: int, *, until_locked: bool = False) -> None:
+        """From here on the lane is held in its traces.
+
+        Args:
+            until_locked: in the first trace alone, until a thread waits for torch's compile lock, which the lane holds;
+                else in each, until every other lane has called.
+        """
+        with self._changed:
+            self._holder, self._until_locked = lane, until_locked
+            self._holds = self._calls = self._unanswered = 0
+            self._changed.notify_all()
+
+    def release(self) -> tuple[int, int, int]:
+        """Nobody is held any more. Returns the numbers of holds, of calls beside them, and of holds that were not answered."""
+        with self._changed:
+            self._holder = None
+            self._changed.notify_all()
+            return self._holds, self._calls, self._unanswered
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Entered inside each outermost trace, in the tracing thread."""
+        if self._is_holders():
+            with self._changed:
+                limit = 1 if self._until_locked else HOLDS
+                if self._holder is not None and self._holds < limit and not self._hold:
+                    self._stay()
+        yield
+
+    def _is_holders(self) -> bool:
+        """A trace of the held lane's compile: its backward may be compiled in a thread of the autograd engine."""
+        seat = self._recorder.own_seat
+        return seat.lane == self._holder if seat is not None else threads.is_engines(threading.get_ident())
+
+    def _stay(self) -> None:
+        self._holds += 1
+        self._hold, self._called = self._holds, set()
+        self._changed.notify_all()
+        others = self._lanes - {self._holder}
+        deadline = time.monotonic() + HOLD_SECONDS
+
+        def answered() -> bool:
+            return bool(self._tracing.lock_waiters()) if self._until_locked else self._called >= others & self._lanes
+
+        while not answered():
+            if time.monotonic() > deadline:
+                self._unanswered += 1
+                break
+            self._changed.wait(POLL_SECONDS)
+        self._hold = 0
+        self._changed.notify_all()
+
+    def wait_for_hold(self) -> bool:
+        """Until a lane is held; False if it is done before, or the limit is over."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._hold > 0 or self._holder is None, HOLD_SECONDS)
+            return self._hold > 0
+
+    def beside(self, lane: int, call: Callable[[], None]) -> None:
+        """Make one call inside each hold of another lane, until that lane is done."""
+        answered = 0
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda seen=answered: self._holder is None or self._hold > seen)  # type: ignore[misc]
+                if self._holder is None:
+                    return
+                answered = self._hold
+            try:
+                call()
+            finally:
+                with self._changed:
+                    self._called.add(lane)
+                    self._calls += 1
+                    self._changed.notify_all()
+
+    def leave(self, lane: int) -> None:
+        """The lane calls no more, and nobody waits for it."""
+        with self._changed:
+            self._lanes.discard(lane)
+            self._changed.notify_all()
+
+
+def run(bench: lanes.Bench, jobs: Sequence[JobRequest]) -> None:
+    """Drill the lanes of one workload; what happens to them is in their events, and each lane says when it is done."""
+    recorder, api = bench.recorder, bench.api
+    for job in jobs:
+        recorder.emit(Progress(t=time.time(), job=job.id, phase=Phase.TRACE))
+    api.reset()
+    api.dynamo_config.recompile_limit = RECOMPILE_LIMIT
+    workload = jobs[0].workload
+    attention.load_functions(workload)
+    script = _Script(jobs, resolve_tracing(), recorder)
+    stage, pair = _Stage(jobs), threading.Barrier(2)
+    shared = attention.share(workload)
+    # Every new scale is a compile of its own where nothing is dynamic; no length, which a user's mask may not be made for.
+    fixed = attention.compiled_call(workload, dynamic=False)
+    bench.guard.hold = script.hold
+
+    def lane(job: JobRequest) -> None:
+        with recorder.seat(job.id, job.device, job.lane):
+            try:
+                # From torch 2.12 on a thread has its own limit.
+                api.dynamo_config.recompile_limit = RECOMPILE_LIMIT
+                _Lane(bench, job, shared, fixed, script, stage, pair, jobs).run()
+            except SystemExit as error:
+                lanes.emit_failure(recorder, job.id, RuntimeError(f"a function of the spec called sys.exit({error.code!r})"))
+            except Exception as error:  # noqa: BLE001 - a lane's outcome, said in full
+                lanes.emit_failure(recorder, job.id, error)
+            finally:
+                stage.leave(job.lane)
+                script.leave(job.lane)
+                bench.guard.at_rest()
+
+    lanes.run_threads(jobs, lane, bench.request.context)
+    bench.guard.hold = None
+
+
+class _Stage:
+    """A barrier that lanes may leave: a lane that failed must not keep the others."""
+
+    def __init__(self, jobs: Sequence[JobRequest]) -> None:
+        self._changed = threading.Condition()
+        self._passed = dict.fromkeys((job.lane for job in jobs), 0)
+
+    def next(self, lane: int) -> None:
+        """Wait until every lane has come so far."""
+        with self._changed:
+            self._passed[lane] += 1
+            number = self._passed[lane]
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: all(count >= number for count in self._passed.values()))
+
+    def leave(self, lane: int) -> None:
+        with self._changed:
+            self._passed.pop(lane, None)
+            self._changed.notify_all()
+
+    def has(self, lane: int) -> bool:
+        with self._changed:
+            return lane in self._passed
+
+
+class _Lane:
+    """One lane's part."""
+
+    def __init__(
+        self,
+        bench: lanes.Bench,
+        job: JobRequest,
+        shared: attention.Shared,
+        fixed: Callable[..., Any],
+        script: _Script,
+        stage: _Stage,
+        pair: threading.Barrier,
+        jobs: Sequence[JobRequest],
+    ) -> None:
+        self._recorder: Recorder = bench.recorder
+        self._guard: GuardWatch = bench.guard
+        self._job, self._fixed, self._script, self._stage, self._jobs = job, fixed, script, stage, jobs
+        self._pair = pair
+        self._runner = Runner(job.workload, job.device, shared, bench.recorder, bench.guard)
+        self._shape = job.workload.shapes[0]
+
+    def run(self) -> None:
+        self._runner.enter()
+        for other in self._jobs:
+            # In turns: lanes that compile beside each other are what the last part is about.
+            self._stage.next(self._job.lane)
+            if other.lane == self._job.lane:
+                self._warm = self._runner.arguments(self._shape)
+                self._runner.call(self._warm, self._fixed)
+        self._recorder.phase(Phase.RUN)
+        for number, other in enumerate(self._jobs):
+            self._stage.next(self._job.lane)
+            if not self._stage.has(other.lane):
+                continue
+            if other.lane == self._job.lane:
+                self._be_held(number)
+            else:
+                self._call_beside()
+        if self._job.workload.grad:
+            self._lock_in_backward()
+        self._stage.next(self._job.lane)
+
+    def _be_held(self, number: int) -> None:
+        self._script.take(self._job.lane)
+        self._stage.next(self._job.lane)
+        try:
+            self._runner.call(self._new(number), self._fixed)
+        finally:
+            holds, calls, unanswered = self._script.release()
+        self._recorder.emit(DrillDone(t=time.time(), job=self._job.id, holds=holds, calls=calls, unanswered=unanswered))
+
+    def _call_beside(self) -> None:
+        self._stage.next(self._job.lane)
+        self._script.beside(self._job.lane, self._warm_call)
+
+    def _warm_call(self) -> None:
+        """A call of what is compiled; a call that torch's guard makes fail is what the drill is after, and is said already."""
+        try:
+            self._runner.forward(self._warm, self._fixed)
+        except RuntimeError as error:
+            if not str(error).startswith(GUARD_MESSAGE):
+                raise
+
+    def _lock_in_backward(self) -> None:
+        """Two lanes on one device: a backward that is not compiled yet, beside a compile that needs the same thread."""
+        mates = [job for job in self._jobs if job.device == self._job.device]
+        self._stage.next(self._job.lane)
+        if len(mates) < 2 or self._job.lane not in (mates[0].lane, mates[1].lane):
+            return
+        if self._job.lane == mates[0].lane:
+            new = self._new(len(self._jobs))
+            result = self._runner.forward(new, self._fixed)
+            self._pair.wait(HOLD_SECONDS)
+            if self._script.wait_for_hold():
+                self._runner.backward(new, result)
+        else:
+            new = self._new(len(self._jobs) + 1)
+            self._script.take(self._job.lane, until_locked=True)
+            self._pair.wait(HOLD_SECONDS)
+            try:
+                self._runner.call(new, self._fixed)
+            finally:
+                self._script.release()
+
+    def _new(self, number: int) -> Arguments:
+        """Arguments that no lane has called with: they are compiled anew."""
+        scale = self._job.workload.scale or self._shape.head_dim**-0.5
+        return self._runner.arguments(self._shape, scale=scale * (1.0 + (1 + number) / 64))
