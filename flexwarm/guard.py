@@ -10,7 +10,9 @@ What it closes, on the torch that is installed:
   in their thread until a trace or compile of that thread takes them up;
 - ``torch.compiler.is_compiling()``, which from 2.13 on says yes to every thread while one compiles: under the guard only
   the thread that compiles or exports, one with a tracing context, and autograd's own threads are told so. Threads that a
-  compile starts to help it are told no, as they are up to 2.12. The flag itself and every cache key stay as they are.
+  compile starts to help it are told no, as they are up to 2.12. The flag itself and every cache key stay as they are;
+- a crash of torch 2.11's CUDA build where there is no GPU, once the first thread that compiled has ended; for this one the
+  thread that calls ``install()`` must outlive the others, as the main thread does.
 
 ``install(backward="caller")`` also closes the deadlock of threads that share a device: autograd's thread of the device
 waits for the compile lock, whose holder waits for that thread.
@@ -90,6 +92,7 @@ def install(*, backward: Backward = "engine", wait_seconds: float = 30.0) -> Sta
         if not tracing.is_thread_local():
             with _nobody_traces(api, wait_seconds, "install"):
                 repaired = _repair(api)
+                tracing.enter_fake_mode()
                 tracing.make_thread_local(api)
         tracing.backward_in_caller(api, backward == "caller")
         _backward = backward

@@ -127,7 +127,7 @@ def judge_build(
 
 
 def with_drill(verdict: Verdict, drill: Record) -> Verdict:
-    """A warm verdict after its drill: what the drill found is added to the jobs that it drilled."""
+    """A warm or unsafe verdict after its drill: what the drill found is added to the jobs that it drilled."""
     found = {job_id: evidence.drill_reasons(job_record, drill) for job_id, job_record in drill.jobs.items()}
     jobs = []
     for job in verdict.jobs:

@@ -102,6 +102,8 @@ def _of_process(pid: int) -> float:
 def _hang(api: TracingApi, recorder: Recorder, look: _Look, seconds: float) -> Hang:
     holder = recorder.name_of(look.owner)
     waits = "waits for the autograd engine" if _in_engine(look.owner) else f"waits at {_innermost(look.owner)}"
+    if look.owner in api.tracing_threads() and not _in_engine(look.owner):
+        waits = f"{waits}, inside a trace"
     waiters = [f"{recorder.name_of(ident)} ({_doing(ident)})" for ident in look.waiters]
     message = (
         f"{holder} holds torch's compile lock and {waits}, while {' and '.join(waiters)} "

@@ -102,7 +102,7 @@ def _decide(
             return _fast(prepared, known, matches, options, environ), None, known, not_run
         verdict, record, state = _full(prepared, known, matches, options, environ, watcher)
         drill = not_run
-        if verdict.kind is Kind.WARM and record is not None:
+        if verdict.kind in (Kind.WARM, Kind.UNSAFE) and record is not None:
             drill = run_drill(prepared, options, environ, watcher)
             verdict = with_drill(verdict, drill.record) if drill.record is not None else verdict
         if verdict.kind is Kind.WARM and record is not None:

@@ -64,6 +64,7 @@ def _job_json(result: RunResult, verdict: JobVerdict) -> dict[str, Any]:
             {
                 "shape": str(job.workload.shapes[done.shape]),
                 "calls": done.calls,
+                "checks": done.checks,
                 "first_seconds": done.first_seconds,
                 "repeat_seconds": done.repeat_seconds,
                 "error": done.error,

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from flexwarm.events import DrillDone, Phase, Progress
@@ -28,9 +29,19 @@ from flexwarm.worker.attention import Arguments, Runner
 HOLD_SECONDS = 20.0
 #: A lane is held in so many traces of one compile; Inductor makes more of them than teach anything.
 HOLDS = 4
-POLL_SECONDS = 0.005
+POLL_SECONDS = 0.02
 #: Enough for every recompile that the drill asks for; the job's own limit is judged elsewhere.
 RECOMPILE_LIMIT = 4096
+
+
+@dataclass(slots=True)
+class _Count:
+    """What was done while one lane was held; as in :class:`flexwarm.events.DrillDone`."""
+
+    holds: int = 0
+    calls: int = 0
+    waited: int = 0
+    unanswered: int = 0
 
 
 class _Script:
@@ -43,7 +54,7 @@ class _Script:
         self._holder: int | None = None
         self._until_locked = False
         self._hold = 0  # number of the hold under way; 0 for none
-        self._holds = self._calls = self._unanswered = 0
+        self._done = _Count()
         self._called: set[int] = set()
 
     def take(self, lane: int, *, until_locked: bool = False) -> None:
@@ -55,15 +66,15 @@ class _Script:
         """
         with self._changed:
             self._holder, self._until_locked = lane, until_locked
-            self._holds = self._calls = self._unanswered = 0
+            self._done = _Count()
             self._changed.notify_all()
 
-    def release(self) -> tuple[int, int, int]:
-        """Nobody is held any more. Returns the numbers of holds, of calls beside them, and of holds that were not answered."""
+    def release(self) -> _Count:
+        """Nobody is held any more; what was done while somebody was."""
         with self._changed:
             self._holder = None
             self._changed.notify_all()
-            return self._holds, self._calls, self._unanswered
+            return self._done
 
     @contextmanager
     def hold(self) -> Iterator[None]:
@@ -71,7 +82,7 @@ class _Script:
         if self._is_holders():
             with self._changed:
                 limit = 1 if self._until_locked else HOLDS
-                if self._holder is not None and self._holds < limit and not self._hold:
+                if self._holder is not None and self._done.holds < limit and not self._hold:
                     self._stay()
         yield
 
@@ -81,22 +92,31 @@ class _Script:
         return seat.lane == self._holder if seat is not None else threads.is_engines(threading.get_ident())
 
     def _stay(self) -> None:
-        self._holds += 1
-        self._hold, self._called = self._holds, set()
+        self._done.holds += 1
+        self._hold, self._called = self._done.holds, set()
         self._changed.notify_all()
-        others = self._lanes - {self._holder}
         deadline = time.monotonic() + HOLD_SECONDS
-
-        def answered() -> bool:
-            return bool(self._tracing.lock_waiters()) if self._until_locked else self._called >= others & self._lanes
-
-        while not answered():
+        while missing := self._missing():
+            # A call that has to compile after all waits for this trace: it cannot meet it.
+            if missing <= self._waiting():
+                self._done.waited += len(missing)
+                break
             if time.monotonic() > deadline:
-                self._unanswered += 1
+                self._done.unanswered += 1
                 break
             self._changed.wait(POLL_SECONDS)
         self._hold = 0
         self._changed.notify_all()
+
+    def _missing(self) -> set[int | None]:
+        """The lanes that have not called in this hold; no lane, but one thread, where a lock is to be waited for."""
+        if self._until_locked:
+            return set() if self._tracing.lock_waiters() else {None}
+        return {lane for lane in self._lanes if lane != self._holder and lane not in self._called}
+
+    def _waiting(self) -> set[int | None]:
+        """The lanes whose threads wait for torch's compile lock."""
+        return {self._recorder.lane_of(ident) for ident in self._tracing.lock_waiters()}
 
     def wait_for_hold(self) -> bool:
         """Until a lane is held; False if it is done before, or the limit is over."""
@@ -117,8 +137,9 @@ class _Script:
                 call()
             finally:
                 with self._changed:
-                    self._called.add(lane)
-                    self._calls += 1
+                    if self._hold == answered:
+                        self._called.add(lane)
+                        self._done.calls += 1
                     self._changed.notify_all()
 
     def leave(self, lane: int) -> None:
@@ -236,8 +257,17 @@ class _Lane:
         try:
             self._runner.call(self._new(number), self._fixed)
         finally:
-            holds, calls, unanswered = self._script.release()
-        self._recorder.emit(DrillDone(t=time.time(), job=self._job.id, holds=holds, calls=calls, unanswered=unanswered))
+            done = self._script.release()
+        self._recorder.emit(
+            DrillDone(
+                t=time.time(),
+                job=self._job.id,
+                holds=done.holds,
+                calls=done.calls,
+                waited=done.waited,
+                unanswered=done.unanswered,
+            )
+        )
 
     def _call_beside(self) -> None:
         self._stage.next(self._job.lane)

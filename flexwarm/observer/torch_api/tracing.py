@@ -50,6 +50,7 @@ class TracingApi:
         query: the function that every compiled call asks; the wrapper of ``torch.compile`` holds it.
         tracing: ``is_fx_tracing``.
         trace: ``Tracer.trace``.
+        make_fx: ``_MakefxTracer.trace``, which writes the process's current tracer before it begins a trace.
         patch_method: ``_Patcher.patch_method``, which replaces methods of classes while a trace is open.
         revert: the generator of ``_maybe_revert_all_patches``, which every Dynamo compile runs.
         convert_frame: the module whose global ``compile_lock`` every compile takes.
@@ -70,6 +71,7 @@ class TracingApi:
     query: FunctionType
     tracing: FunctionType
     trace: FunctionType
+    make_fx: FunctionType
     patch_method: FunctionType
     revert: FunctionType
     convert_frame: ModuleType
@@ -117,7 +119,7 @@ class TracingApi:
                 if frame.f_code is original:
                     found[ident] = frame
                 elif frame.f_code is _inside_trace.__code__:
-                    found[ident] = _caller(frame, 2)  # the frame of Tracer.trace, whose code is ours
+                    found[ident] = _trace_frame(frame)
                 frame = frame.f_back
         return found
 
@@ -153,7 +155,7 @@ class TracingApi:
                 continue
             code = at.f_code
             line = linecache.getline(code.co_filename, at.f_lineno)
-            if code is _enter_trace.__code__ or (code.co_filename.startswith(here) and "compile_lock" in line):
+            if code is _in_turn.__code__ or (code.co_filename.startswith(here) and "compile_lock" in line):
                 waiting.append(ident)
         return tuple(sorted(waiting))
 
@@ -172,9 +174,11 @@ def _lock_owner(lock: Any) -> int | None:
     return (int(found.group(1)) or None) if found else None
 
 
-def _caller(frame: FrameType, levels: int) -> FrameType:
-    for _ in range(levels):
-        frame = frame.f_back or frame
+def _trace_frame(inside: FrameType) -> FrameType:
+    """The frame of ``Tracer.trace``, whose code is ours, from a frame that it called."""
+    frame = inside
+    while frame.f_back is not None and frame.f_code.co_filename == __file__:
+        frame = frame.f_back
     return frame
 
 
@@ -216,6 +220,7 @@ def resolve_tracing() -> TracingApi:
         query=_code(fx, "is_fx_symbolic_tracing", (), flag, "is_compiling"),
         tracing=_code(fx, "is_fx_tracing", (), flag, "is_fx_tracing_warning"),
         trace=_code(_part(fx, "Tracer"), "trace", ("self", "root", "concrete_args"), "_new_patcher", flag),
+        make_fx=_code(_part(_module("torch.fx.experimental.proxy_tensor"), "_MakefxTracer"), "trace", ("self", "f")),
         patch_method=_code(
             _part(fx, "_Patcher"), "patch_method", ("self", "cls", "name", "new_fn", "deduplicate"), "_PatchedFnSetAttr"
         ),
@@ -370,6 +375,7 @@ def _apply(api: TracingApi) -> None:
             api.fx.__class__ = _Module if own_flag else ModuleType
         _put(api.tracing, _tracing, own_flag)
         _put(api.trace, _trace, _hooks.remedy or _hooks.gate or _hooks.traces is not None)
+        _put(api.make_fx, _make_fx, _hooks.remedy or _hooks.gate)
         _put(api.patch_method, _patch_method, _hooks.remedy)
         _put(api.revert, _revert, _hooks.remedy or _hooks.patches is not None)
         _put(api.annotate, _annotate, _hooks.remedy)
@@ -404,6 +410,7 @@ if TYPE_CHECKING:
     _flexwarm_local: Any = None
     _flexwarm_query: Any = None
     _flexwarm_was_trace: Any = None
+    _flexwarm_was_make_fx: Any = None
     _flexwarm_was_patch_method: Any = None
     _flexwarm_was_revert: Any = None
     _flexwarm_was_annotate: Any = None
@@ -431,6 +438,10 @@ def _tracing() -> Any:
 
 def _trace(self: Any, root: Any, concrete_args: Any = None) -> Any:
     return _flexwarm.trace(_flexwarm_was_trace, self, root, concrete_args)
+
+
+def _make_fx(self: Any, f: Any, *args: Any) -> Any:
+    return _flexwarm.in_turn(_flexwarm_was_make_fx, self, f, *args)
 
 
 def _patch_method(self: Any, cls: Any, name: Any, new_fn: Any, deduplicate: Any = True) -> None:
@@ -475,17 +486,25 @@ def _tell_query(answer: bool) -> None:
         observer(answer)
 
 
+def _in_turn(function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function when no other thread traces or compiles."""
+    api = _hooks.api
+    if api is None or not (_hooks.remedy or _hooks.gate):
+        return function(*args)
+    # torch's own lock and no other: a thread that traces and one that compiles take turns, in one order of locks.
+    with api.lock():
+        return function(*args)
+
+
 def _enter_trace(original: Callable[..., Any], tracer: Any, root: Any, concrete_args: Any) -> Any:
+    if _local.depth:
+        return _inside_trace(original, tracer, root, concrete_args)
+    return _in_turn(_inside_trace, original, tracer, root, concrete_args)
+
+
+def _inside_trace(original: Callable[..., Any], tracer: Any, root: Any, concrete_args: Any) -> Any:
     api = _hooks.api
     assert api is not None
-    if (_hooks.remedy or _hooks.gate) and not _local.depth:
-        # torch's own lock and no other: a thread that traces and one that compiles take turns, in one order of locks.
-        with api.lock():
-            return _inside_trace(api, original, tracer, root, concrete_args)
-    return _inside_trace(api, original, tracer, root, concrete_args)
-
-
-def _inside_trace(api: TracingApi, original: Callable[..., Any], tracer: Any, root: Any, concrete_args: Any) -> Any:
     before, observer = api.active(), _hooks.traces
     _local.depth += 1
     api.set_active(True)
@@ -606,6 +625,7 @@ class _Entry:
 
     query = staticmethod(_tell_query)
     trace = staticmethod(_enter_trace)
+    in_turn = staticmethod(_in_turn)
     patched = staticmethod(_patch_here)
     compile = staticmethod(_begin_compile)
     outside = staticmethod(_outside)
@@ -618,7 +638,7 @@ class _Entry:
 _NEVER_COMPILED = tuple(
     inspect.unwrap(function).__code__
     for function in (
-        *(_tell_query, _enter_trace, _inside_trace, _patch_here, _begin_compile, _outside, _takes_part, _later),
+        *(_tell_query, _in_turn, _enter_trace, _inside_trace, _patch_here, _begin_compile, _outside, _takes_part, _later),
         *(_annotations_due, _in_session, _sees_compiling, _around_backward, TracingApi.lock, TracingApi.active),
         TracingApi.set_active,
     )
@@ -689,6 +709,14 @@ def restore(api: TracingApi) -> None:
 def replace_lock(api: TracingApi, lock: Any) -> None:
     """Have every compile from now on take this lock; its ``real`` is the one that torch had, and is held with it."""
     api.convert_frame.compile_lock = lock  # type: ignore[attr-defined]
+
+
+def enter_fake_mode() -> None:
+    """Be the first thread to enter a ``FakeTensorMode``: a CUDA build of torch 2.11 without a GPU then registers a device
+    guard for the process that ends with the thread, and the next fake tensor of any thread is a segmentation fault.
+    """
+    with _part(_module("torch._subclasses.fake_tensor"), "FakeTensorMode")():
+        pass
 
 
 def is_thread_local() -> bool:
