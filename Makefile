@@ -3,6 +3,7 @@
 #   make demo                          the main job on examples/cpu.toml
 #   make test                          linters, types, import contracts, tests
 #   make demo TORCH=torch==2.14.1      the same with another torch, in an environment of its own
+#   make contract                      what is believed of torch, held against 2.11.0, 2.13.0 and 2.14.1 (12 GB)
 
 PYTHON ?= python3
 DEFAULT_TORCH := torch==2.13.0
@@ -14,7 +15,12 @@ BIN := $(VENV)/bin
 RUN := env -u FLEXWARM_STORE -u FLEXWARM_FORMAT -u TORCHINDUCTOR_CACHE_DIR -u TRITON_CACHE_DIR
 JOBS ?= 2
 
-.PHONY: help venv demo test lint types contracts unit main bench format clean
+# What is believed of torch and of threads in it: run for each version in an environment of its own.
+CONTRACT := tests/contract tests/toolchain/test_contract_torch.py tests/guard tests/docs/test_guard_page.py \
+  tests/main/test_lanes.py tests/main/test_hazards.py
+VERSIONS ?= 2.11.0 2.13.0 2.14.1
+
+.PHONY: help venv demo test lint types contracts contract contract-one unit main bench format clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -45,6 +51,14 @@ types: venv
 
 contracts: venv
 	$(BIN)/lint-imports
+
+contract:
+	@for version in $(VERSIONS); do \
+	  echo "== torch $$version"; $(MAKE) --no-print-directory contract-one TORCH=torch==$$version || exit 1; \
+	done
+
+contract-one: venv
+	$(RUN) $(BIN)/python -m pytest $(CONTRACT) -n $(JOBS) --dist loadgroup
 
 unit: venv
 	$(RUN) $(BIN)/python -m pytest -m 'not torch'

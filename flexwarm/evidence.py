@@ -39,7 +39,7 @@ def end_reasons(record: JobRecord, worker: WorkerRecord) -> list[Reason]:
         case JobFailed() as failed:
             if is_guards_own(failed) and any(seen.fate == "raise" for seen in record.hazards):
                 return []  # the hazard is the reason, and says more
-            if any(seen.code is HazardCode.FOREIGN_PATCH for seen in record.hazards):
+            if any(seen.code is HazardCode.FOREIGN_PATCH and seen.fate == "raise" for seen in record.hazards):
                 return []
             log = f"log: {worker.exit.log}" if worker.exit else ""
             return [Reason(code=Code.RAISED, message=f"{failed.error}: {failed.message}", hint=log)]

@@ -11,6 +11,7 @@ What it closes, on the torch that is installed:
 - ``torch.compiler.is_compiling()``, which from 2.13 on says yes to every thread while one compiles: under the guard only
   the thread that compiles or exports, one with a tracing context, and autograd's own threads are told so. Threads that a
   compile starts to help it are told no, as they are up to 2.12. The flag itself and every cache key stay as they are;
+- the first run of a kernel with several candidates in two threads at once, of which one drops what the other still measures;
 - a crash of torch 2.11's CUDA build where there is no GPU, once the first thread that compiled has ended; for this one the
   thread that calls ``install()`` must outlive the others, as the main thread does.
 

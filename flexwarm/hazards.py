@@ -44,7 +44,7 @@ REMEDIES: Final[Mapping[HazardCode, str]] = {
     'or flexwarm.guard.install(backward="caller"), which verify --guard fix --guard-backward caller proves',
     HazardCode.CRASH: "build first, so that no lane compiles at run time; or flexwarm.guard.install()",
     HazardCode.LANE_CONFIG_DRIFT: "set it in each thread, or start threads with contextvars.copy_context().run "
-    '(context = "copy" in the role says that the job does)',
+    '(context = "copy" in the role says so); for autograd\'s threads flexwarm.guard.install(backward="caller")',
     HazardCode.RECOMPILE_LIMIT: "use dynamic = true, fewer variants, or raise recompile_limit as the training code may",
     HazardCode.FOREIGN_PATCH: "flexwarm.guard.install() in the training code; flexwarm verify --guard fix proves it",
 }

@@ -20,6 +20,10 @@ from flexwarm.observer.torch_api.tracing import Fate, TracingApi
 
 #: Hazards of one kind that one job says; what is beyond is the same again.
 SAID_AT_MOST = 50
+#: A flag counts as left behind when it is seen so often, with such pauses, and nobody traces.
+LOOKS, LOOK_SECONDS = 5, 0.02
+#: A trace that ended so shortly before a call was looked into was under way when the call was made.
+JUST_SECONDS = 0.05
 #: How many traces that have ended are remembered.
 REMEMBERED = 256
 
@@ -63,6 +67,12 @@ class GuardWatch:
         tracing.observe_traces(self._api, self._trace)
         tracing.observe_queries(self._api, self._query)
         tracing.observe_patches(self._api, self._compile)
+
+    def stop(self) -> None:
+        """Take the hooks off again."""
+        tracing.observe_traces(self._api, None)
+        tracing.observe_queries(self._api, None)
+        tracing.observe_patches(self._api, None)
 
     @contextmanager
     def _trace(self) -> Iterator[None]:
@@ -141,6 +151,10 @@ class GuardWatch:
             seen = [trace for ident, trace in self._open.items() if ident != but]
         if seen:
             return min(seen, key=lambda trace: trace.began)
+        with self._lock:
+            last = self._ended[-1] if self._ended else None
+        if last is not None and last.thread != threading.get_ident() and time.monotonic() - (last.ended or 0.0) < JUST_SECONDS:
+            return last  # it was over when it was looked for, and under way when torch was asked
         for ident, frame in self._api.tracing_threads().items():
             if ident != but:
                 name = self._recorder.name_of(ident)
@@ -170,15 +184,20 @@ class GuardWatch:
         """At the end of a job: nothing of a trace may be left when nobody traces, and the guard must be on."""
         if self._api.silenced():
             self._say(HazardCode.FX_SILENCED, "torch._dynamo.config.error_on_nested_fx_trace is off in this thread")
-        with self._lock:
-            busy = bool(self._open)
-        if busy or self._api.tracing_threads():
-            return
-        if self._api.active():
+        # What a trace leaves stays; what a lane beside this one is just about to set or to restore does not.
+        leaked, patched = True, True
+        for _ in range(LOOKS):
+            leaked, patched = leaked and self._api.active(), patched and self._api.module_patched()
+            with self._lock:
+                busy = bool(self._open)
+            if busy or self._api.tracing_threads() or not (leaked or patched):
+                return
+            time.sleep(LOOK_SECONDS)
+        if leaked:
             self._say(
                 HazardCode.FX_LEAK, "torch says that FX traces, and no thread does: every compiled call fails from now on"
             )
-        if self._api.module_patched():
+        if patched:
             self._say(HazardCode.FOREIGN_PATCH, "traces that overlapped have left torch.nn.Module patched for ever")
 
     def _say(self, code: HazardCode, message: str, fate: Fate | None = None, owner: Trace | None = None) -> None:

@@ -15,17 +15,28 @@ from flexwarm.hazards import HazardCode
 from flexwarm.observer import threads
 from flexwarm.observer.recorder import Recorder
 from flexwarm.observer.torch_api import TorchApi
+from flexwarm.workload import CallSite, Workload
 
 NAMED = 3
 
 
+DYNAMO, INDUCTOR = "torch._dynamo.config", "torch._inductor.config"
+
+
 def read(api: TorchApi) -> dict[str, str]:
-    """Dynamo's and Inductor's settings as the calling thread sees them, as text."""
-    found = {}
-    for prefix, config in (("torch._dynamo.config", api.dynamo_config), ("torch._inductor.config", api.inductor_config)):
-        for name, value in config.shallow_copy_dict().items():
-            found[f"{prefix}.{name}"] = repr(value)
-    return found
+    """Dynamo's settings, and Inductor's that enter its keys, as the calling thread sees them, as text."""
+    dynamo = {f"{DYNAMO}.{name}": repr(value) for name, value in api.dynamo_config.shallow_copy_dict().items()}
+    inductor = {f"{INDUCTOR}.{name}": repr(value) for name, value in api.inductor_config.save_config_portable().items()}
+    return {**dynamo, **inductor}
+
+
+def read_for_backward(settings: Mapping[str, str], workload: Workload) -> dict[str, str]:
+    """Of a thread's settings those that matter where backward passes run.
+
+    A backward is compiled there, by Inductor. Dynamo compiles there only where a checkpoint calls the function again.
+    """
+    recomputes = workload.call_site in (CallSite.CHECKPOINT, CallSite.SELECTIVE_CHECKPOINT)
+    return {name: value for name, value in settings.items() if recomputes or name.startswith(INDUCTOR)}
 
 
 def report_drift(recorder: Recorder, main: Mapping[str, str], there: str, here: Mapping[str, str], where: str) -> None:

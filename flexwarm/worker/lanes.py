@@ -190,7 +190,9 @@ def _run_job(
             if job.workload.grad:
                 found = limits.read_in_autograd(api, torch.device(job.device))
                 if found is not None:
-                    limits.report_drift(recorder, limits.read(api), "the calling thread", found[1], found[0])
+                    where, there = found
+                    own, there = (limits.read_for_backward(x, job.workload) for x in (limits.read(api), there))
+                    limits.report_drift(recorder, own, "the calling thread", there, where)
             for number, shape in enumerate(job.workload.shapes):
                 with lineup.shape(job.lane):
                     runner.shape(number, shape)

@@ -6,9 +6,14 @@ from collections.abc import Callable
 
 import pytest
 
+from flexwarm import toolchain
 from tests.harness import SMALL, Flexwarm
 
 pytestmark = pytest.mark.torch
+
+#: Up to 2.12 nothing hides the trace of a compile from the calls of other threads.
+RACES = toolchain.require_supported().minor < (2, 13)
+REMEDY = ("--guard", "fix") if RACES else ()
 
 TWO = SMALL.replace(
     "[[workload]]",
@@ -22,7 +27,12 @@ def test_lanes_are_built_in_turns_and_proven_side_by_side(warm: Flexwarm, no_pro
     assert built.code == 0, built.messages()
     assert [(job["id"], job["lane"]) for job in built.json["jobs"]] == [("small/r:0.0", 0), ("small/r:0.1", 1)]
 
-    done = warm.run_json("verify")
+    # Up to 2.12 a compile of one lane makes the warm calls of the others fail, which the drill finds and the remedy closes.
+    if RACES:
+        found = warm.run_json("verify")
+        assert (found.code, found.json["verdict"], found.codes()) == (8, "unsafe", {"fx-race"}), found.messages()
+        assert {(hazard["lane"], hazard["owner_lane"]) for hazard in found.json["hazards"]} == {(0, 1), (1, 0)}
+    done = warm.run_json("verify", *REMEDY)
     assert (done.code, done.json["verdict"]) == (0, "warm"), done.messages()
     assert done.json["hazards"] == []
     for job in done.json["jobs"]:
@@ -39,8 +49,8 @@ def test_lanes_are_built_in_turns_and_proven_side_by_side(warm: Flexwarm, no_pro
     no_process_left()
     # The drill's cache is gone, and the proof it left is enough for --fast, also where a drill is not asked for.
     assert not list(warm.bucket.runs.glob("*/cache"))
-    assert warm.run_json("verify", "--fast").code == 0
-    assert warm.run_json("verify", "--fast", "--no-drill").code == 0
+    assert warm.run_json("verify", "--fast", *REMEDY).code == 0
+    assert warm.run_json("verify", "--fast", "--no-drill", *REMEDY).code == 0
 
 
 def test_a_drill_that_was_left_out_is_said_and_proves_less(warm: Flexwarm) -> None:

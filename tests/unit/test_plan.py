@@ -7,6 +7,7 @@ import pytest
 from flexwarm import spec
 from flexwarm.errors import SpecError
 from flexwarm.plan import Plan, bucket_environment, make_plan
+from flexwarm.topology import LaneContext
 
 WORKLOAD = '\n[[workload]]\nname = "w"\nq_heads = 4\nhead_dim = 64\nq_len = 256\n'
 
@@ -117,3 +118,110 @@ def test_a_rank_that_only_follows_compiles_nothing_and_gets_one_thread() -> None
 def test_all_ranks_share_one_triton_directory_in_the_bucket() -> None:
     assert bucket_environment("/store/b")["TRITON_CACHE_DIR"] == "/store/b/triton"
     assert {worker.env["TRITON_CACHE_DIR"] for worker in plan(role('devices = "cuda:0-1"')).workers} == {"/b/triton"}
+
+
+LANES = 'lanes = 2\ndevices = "cuda:0-1"'
+
+
+def test_a_job_of_a_rank_with_several_lanes_has_its_lane_in_its_id_and_the_first_lanes_come_first() -> None:
+    workers = make_plan(
+        spec.parse("schema = 1\n" + role(LANES) + WORKLOAD + WORKLOAD.replace('"w"', '"x"').replace("256", "512"), "s"),
+        environ={},
+        bucket_path="/b",
+        cores=8,
+    ).workers
+    assert [[job.id for job in worker.jobs] for worker in workers] == [
+        ["w/r:0.0", "x/r:0.0", "w/r:0.1", "x/r:0.1"],
+        ["w/r:1.0", "x/r:1.0", "w/r:1.1", "x/r:1.1"],
+    ]
+    assert [(job.rank, job.lane) for job in workers[1].jobs] == [(1, 0), (1, 0), (1, 1), (1, 1)]
+
+
+def test_a_single_lane_has_no_lane_in_its_id() -> None:
+    (job,) = plan(role("lanes = 1", processes=1)).jobs
+    assert (job.id, job.lane) == ("w/r:0", 0)
+
+
+def test_each_lane_has_the_device_that_was_dealt_to_it() -> None:
+    workers = plan(role('lanes = 3\ndevices = "cuda:4-7"')).workers
+    assert [[(lane.index, lane.physical, lane.device) for lane in worker.lanes] for worker in workers] == [
+        [(0, "cuda:4", "cuda:4"), (1, "cuda:5", "cuda:5"), (2, "cuda:6", "cuda:6")],
+        [(0, "cuda:7", "cuda:7"), (1, "cuda:4", "cuda:4"), (2, "cuda:5", "cuda:5")],
+    ]
+    assert [job.device for job in workers[1].jobs] == ["cuda:7", "cuda:4", "cuda:5"]
+
+
+def test_the_lanes_of_an_isolated_rank_count_its_own_devices_in_the_order_of_the_visible_ones() -> None:
+    first, second = plan(role('lanes = 2\ndevices = ["cuda:5", "cuda:3", "cuda:0", "cuda:7"]\nisolate = true')).workers
+    assert first.env["CUDA_VISIBLE_DEVICES"] == "5,3"
+    assert [(lane.physical, lane.device) for lane in first.lanes] == [("cuda:5", "cuda:0"), ("cuda:3", "cuda:1")]
+    assert second.env["CUDA_VISIBLE_DEVICES"] == "0,7"
+    assert [(lane.physical, lane.device) for lane in second.lanes] == [("cuda:0", "cuda:0"), ("cuda:7", "cuda:1")]
+
+
+def test_lanes_of_an_isolated_rank_that_share_a_device_name_it_alike() -> None:
+    (worker,) = plan(role('lanes = 3\ndevices = ["cuda:4", "cuda:2"]\nisolate = true', processes=1)).workers
+    assert worker.env["CUDA_VISIBLE_DEVICES"] == "4,2"
+    assert [lane.device for lane in worker.lanes] == ["cuda:0", "cuda:1", "cuda:0"]
+
+
+def test_isolation_of_lanes_keeps_the_names_that_are_already_visible() -> None:
+    environ = {"CUDA_VISIBLE_DEVICES": "GPU-aa,GPU-bb, GPU-cc"}
+    (worker,) = plan(role('lanes = 2\ndevices = ["cuda:2", "cuda:0"]\nisolate = true', processes=1), environ).workers
+    assert worker.env["CUDA_VISIBLE_DEVICES"] == "GPU-cc,GPU-aa"
+    with pytest.raises(SpecError, match=r"cuda:3 is not visible, CUDA_VISIBLE_DEVICES has 3 devices"):
+        plan(role('lanes = 2\ndevices = "cuda:2-3"\nisolate = true', processes=1), environ)
+
+
+def test_lanes_that_are_not_isolated_leave_the_visible_devices_alone() -> None:
+    assert "CUDA_VISIBLE_DEVICES" not in plan(role(LANES)).workers[0].env
+
+
+def test_the_first_lane_of_a_device_compiles_for_the_others_of_that_device() -> None:
+    (worker,) = plan(role('lanes = 4\ndevices = "cuda:0-1"', processes=1)).workers
+    assert [job.leader for job in worker.jobs] == [None, None, "w/r:0.0", "w/r:0.1"]
+
+
+def test_on_the_cpu_one_lane_compiles_for_all_lanes_of_all_ranks() -> None:
+    assert [job.leader for job in plan(role("lanes = 2")).jobs] == [None, "w/r:0.0", "w/r:0.0", "w/r:0.0"]
+
+
+def test_isolated_lanes_of_several_ranks_have_leaders_by_the_index_that_they_see() -> None:
+    jobs = plan(role('lanes = 2\ndevices = "cuda:4-7"\nisolate = true')).jobs
+    assert [(job.id, job.device, job.leader) for job in jobs] == [
+        ("w/r:0.0", "cuda:0", None),
+        ("w/r:0.1", "cuda:1", None),
+        ("w/r:1.0", "cuda:0", "w/r:0.0"),
+        ("w/r:1.1", "cuda:1", "w/r:0.1"),
+    ]
+
+
+def test_lanes_of_one_device_share_keys_and_lanes_of_two_do_not() -> None:
+    jobs = plan(role('lanes = 4\ndevices = "cuda:0-1"', processes=1)).jobs
+    shares = [job.share for job in jobs]
+    assert shares[0] == shares[2] != shares[1] == shares[3]
+    # Which lane it is, and how many there are, is no part of what is compiled.
+    alone = plan(role('devices = "cuda:1"', processes=1)).jobs[0]
+    assert alone.share == shares[1]
+
+
+def test_lanes_are_threads_so_torchrun_knows_nothing_of_them() -> None:
+    (worker,) = plan(role(LANES, processes=1)).workers
+    for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"):
+        assert worker.env[name] == "1"
+    assert "OMP_NUM_THREADS" not in worker.env
+
+
+def test_a_rank_knows_how_its_lanes_start() -> None:
+    (worker,) = plan(role(LANES + '\nstagger = 1.5\ncontext = "copy"', processes=1)).workers
+    assert (worker.stagger_seconds, worker.context) == (1.5, LaneContext.COPY)
+    (worker,) = plan(role(LANES, processes=1)).workers
+    assert (worker.stagger_seconds, worker.context) == (0.0, LaneContext.NEW)
+
+
+def test_lanes_take_turns_to_compile_so_their_rank_has_all_its_threads_for_each() -> None:
+    name = "TORCHINDUCTOR_COMPILE_THREADS"
+    assert [worker.env[name] for worker in plan(role(LANES, processes=1), cores=8).workers] == ["8"]
+    assert [worker.env[name] for worker in plan(role('lanes = 2\ndevices = "cuda:0-3"'), cores=8).workers] == ["4", "4"]
+    # A rank whose lanes all follow compiles nothing.
+    assert [worker.env[name] for worker in plan(role(LANES), cores=8).workers] == ["8", "1"]

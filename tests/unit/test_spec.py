@@ -7,6 +7,7 @@ import pytest
 from flexwarm import spec
 from flexwarm.canonical import plain
 from flexwarm.errors import ExitCode, SpecError
+from flexwarm.topology import LaneContext, Role
 from flexwarm.workload import CallSite, Dtype, workload_from_json
 
 WORKLOAD = """
@@ -61,6 +62,8 @@ def test_a_workload_survives_its_way_to_the_worker() -> None:
         ("batch = 0", ["batch", "at least 1", "0"]),
         ("batch = true", ["batch", "whole number"]),
         ("calls = 1.5", ["calls", "whole number"]),
+        ("steps = 0", ["steps", "at least 1", "0"]),
+        ("steps = 2.0", ["steps", "whole number"]),
         ("kv_heads = 3", ["kv_heads", "q_heads = 4", "kv_heads = 3"]),
         ('dtype = "float8"', ["dtype", "float8", "bfloat16"]),
         ('call_site = "checkpoint"', ["call_site", "grad = true"]),
@@ -162,7 +165,22 @@ def test_a_role_that_no_workload_names_is_refused() -> None:
         ('env = { "A=B" = "c" }', ["A=B"]),
         ('process_group = "mpi"', ["process_group", "mpi"]),
         ('process_group = "gloo"', ["gloo", "not supported"]),
-        ("lanes = 3", ["lanes", "not supported"]),
+        ("lanes = 0", ["lanes", "at least 1", "0"]),
+        ("lanes = 1.5", ["lanes", "whole number"]),
+        ("lanes = true", ["lanes", "whole number"]),
+        ('devices = "cuda:0-4"\nprocesses = 2\nlanes = 2', ["5 devices", "4 lanes"]),
+        ("lanes = 2\nisolate = true", ["isolate", "cpu"]),
+        ("lanes = 2\nstagger = -0.1", ["stagger", "0 to 600 seconds", "-0.1"]),
+        ("lanes = 2\nstagger = 600.5", ["stagger", "0 to 600 seconds", "600.5"]),
+        ("lanes = 2\nstagger = nan", ["stagger", "0 to 600 seconds"]),
+        ("lanes = 2\nstagger = inf", ["stagger", "0 to 600 seconds"]),
+        ('lanes = 2\nstagger = "1 s"', ["stagger", "number", "text"]),
+        ("lanes = 2\nstagger = true", ["stagger", "number", "true or false"]),
+        ('lanes = 2\ncontext = "shared"', ["context", "shared", "new, copy"]),
+        ("lanes = 2\ncontext = 1", ["context", "text"]),
+        ("stagger = 1.0", ["stagger", "one lane"]),
+        ("lanes = 1\nstagger = 0", ["stagger", "one lane"]),
+        ('context = "copy"', ["context", "one lane"]),
         ("rank = 3", ["rank", "unknown key"]),
     ],
 )
@@ -181,6 +199,102 @@ def test_devices_are_dealt_to_processes_in_order_and_round_after_round() -> None
 def test_a_range_of_devices_is_each_of_them() -> None:
     (role,) = parse('[[role]]\nname = "r"\nprocesses = 4\ndevices = "cuda:0-2,cuda:6"\n' + WORKLOAD).roles
     assert role.devices == ("cuda:0", "cuda:1", "cuda:2", "cuda:6")
+
+
+def role(text: str) -> Role:
+    (role,) = parse('[[role]]\nname = "r"\n' + text + WORKLOAD).roles
+    return role
+
+
+def test_a_role_has_one_lane_unless_it_says_so_and_lanes_start_together_as_threads_do() -> None:
+    one, several = role(""), role("lanes = 3\n")
+    assert (one.lanes, one.stagger_seconds, one.context) == (1, 0.0, LaneContext.NEW)
+    assert (several.lanes, several.stagger_seconds, several.context) == (3, 0.0, LaneContext.NEW)
+
+
+@pytest.mark.parametrize("stagger", [0, 0.5, 600])
+def test_a_stagger_of_up_to_ten_minutes_and_a_copied_context_are_kept(stagger: float) -> None:
+    found = role(f'lanes = 2\nstagger = {stagger}\ncontext = "copy"\n')
+    assert found.stagger_seconds == stagger
+    assert found.context is LaneContext.COPY
+
+
+@pytest.mark.parametrize("line", ["stagger = 0.5", 'context = "new"'])
+def test_what_only_lanes_can_have_is_refused_with_one_lane_and_the_way_out_is_said(line: str) -> None:
+    assert refused(f'[[role]]\nname = "r"\n{line}\n' + WORKLOAD).hint == "leave it out, or say lanes = 2"
+
+
+def test_devices_are_dealt_to_the_lanes_of_all_processes_in_order_and_round_after_round() -> None:
+    found = role('processes = 2\nlanes = 3\ndevices = "cuda:4-7"\n')
+    dealt = [[found.device(process, lane) for lane in range(3)] for process in range(2)]
+    assert dealt == [["cuda:4", "cuda:5", "cuda:6"], ["cuda:7", "cuda:4", "cuda:5"]]
+
+
+def test_the_devices_of_a_process_are_those_of_its_lanes_each_once_in_their_order() -> None:
+    found = role('processes = 2\nlanes = 3\ndevices = ["cuda:5", "cuda:2"]\n')
+    assert [found.process_devices(process) for process in range(2)] == [("cuda:5", "cuda:2"), ("cuda:2", "cuda:5")]
+    shared = role('lanes = 3\ndevices = "cuda:1"\n')
+    assert shared.process_devices(0) == ("cuda:1",)
+
+
+def test_as_many_devices_as_there_are_lanes_in_all_processes_are_accepted() -> None:
+    assert len(role('processes = 2\nlanes = 2\ndevices = "cuda:0-3"\n').devices) == 4
+
+
+def test_several_lanes_can_be_isolated() -> None:
+    assert role('processes = 2\nlanes = 2\ndevices = "cuda:0-3"\nisolate = true\n').isolate
+
+
+def test_a_workload_has_one_step_unless_it_says_so_and_steps_reach_the_worker() -> None:
+    assert parse(WORKLOAD).workloads[0].steps == 1
+    (workload,) = parse(WORKLOAD + "steps = 3\n").workloads
+    assert workload.steps == 3
+    assert workload_from_json(plain(workload)).steps == 3
+
+
+THREE_SHAPES = WORKLOAD.replace("256", "[128, 256, 384]") + "compile = { dynamic = false }\n"
+THREE_DEVICES = '[[role]]\nname = "r"\nlanes = 3\ndevices = "cuda:0-2"\n'
+
+
+def test_each_device_of_a_process_is_a_variant_of_each_shape_and_too_many_are_refused_with_the_numbers() -> None:
+    error = refused(THREE_DEVICES + THREE_SHAPES)
+    for words in ("'w'", "recompile_limit", "3 shapes on the 3 devices", "role 'r'", "9 variants", "8 times"):
+        assert words in error.message
+    assert "dynamic = true" in error.hint
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        # Each process has a compiled function of its own.
+        ("lanes = 3", "processes = 3"),
+        # Lanes of one device share its variants.
+        ("cuda:0-2", "cuda:0"),
+        ("cuda:0-2", "cuda:0-1"),
+        ("dynamic = false", "dynamic = true"),
+        ("compile = { dynamic = false }", ""),
+        ("compile", "recompile_limit = 9\ncompile"),
+        ("[128, 256, 384]", "[128, 256]"),
+    ],
+)
+def test_as_many_variants_as_dynamo_keeps_are_accepted(old: str, new: str) -> None:
+    text = THREE_DEVICES + THREE_SHAPES
+    assert old in text
+    parse(text.replace(old, new, 1))
+
+
+def test_the_fullest_process_decides_how_many_variants_there_are() -> None:
+    # The devices go round: the second process has two of them, the first one only one.
+    devices = 'devices = ["cuda:0", "cuda:0", "cuda:0", "cuda:1"]'
+    lengths = WORKLOAD.replace("256", str([128 * n for n in range(1, 6)])) + "compile = { dynamic = false }\n"
+    text = f'[[role]]\nname = "r"\nprocesses = 2\nlanes = 2\n{devices}\n' + lengths
+    assert "5 shapes on the 2 devices" in refused(text).message
+
+
+def test_variants_are_counted_for_the_roles_that_make_the_call() -> None:
+    other = '[[role]]\nname = "other"\nlanes = 1\ndevices = "cuda:0"\n' + THREE_DEVICES
+    parse(other + THREE_SHAPES + 'roles = "other"\n' + WORKLOAD.replace('"w"', '"x"'))
+    refused(other + THREE_SHAPES + WORKLOAD.replace('"w"', '"x"'))
 
 
 def test_names_are_no_part_of_what_is_compiled() -> None:

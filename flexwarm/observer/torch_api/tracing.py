@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import wraps
+from importlib.util import find_spec
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +63,8 @@ class TracingApi:
         annotate: the generator of ``torch.fx.traceback.annotate``.
         context: ``TracingContext``, one a thread.
         backward: ``_engine_run_backward``, through which every backward pass of Python goes.
+        autotune: ``CachingAutotuner.autotune_to_one_config``, which the first run of a kernel with several candidates calls;
+            ``None`` without Triton.
         module: ``torch.nn.Module``.
         skip: tells Dynamo never to compile a code object.
     """
@@ -83,6 +86,7 @@ class TracingApi:
     annotate: FunctionType
     context: Any
     backward: FunctionType
+    autotune: FunctionType | None
     module: Any
     skip: Callable[[CodeType], None]
 
@@ -234,9 +238,17 @@ def resolve_tracing() -> TracingApi:
         annotate=_generator(_module("torch.fx.traceback"), "annotate", ("annotation_dict",), "current_meta"),
         context=_part(_module("torch._guards"), "TracingContext"),
         backward=_code(_module("torch.autograd.graph"), "_engine_run_backward", ("t_outputs",), "_execution_engine"),
+        autotune=_autotune_function(),
         module=_part(_module("torch.nn"), "Module"),
         skip=_function(_module("torch._dynamo.eval_frame"), "skip_code"),
     )
+
+
+def _autotune_function() -> FunctionType | None:
+    if find_spec("triton") is None:
+        return None
+    autotuner = _part(_module("torch._inductor.runtime.triton_heuristics"), "CachingAutotuner")
+    return _code(autotuner, "autotune_to_one_config", ("self",), "launchers", "benchmark_all_configs")
 
 
 def _code(owner: Any, name: str, arguments: tuple[str, ...], *names: str) -> FunctionType:
@@ -357,6 +369,7 @@ _local = _Local()
 _hooks = _Hooks()
 _mutex = threading.RLock()
 _sessions_mutex = threading.Lock()
+_tuning = threading.RLock()
 
 
 def _apply(api: TracingApi) -> None:
@@ -382,7 +395,9 @@ def _apply(api: TracingApi) -> None:
         for session in api.sessions:
             _put(session, _session, _hooks.remedy)
         _put(api.compiling, _is_compiling, _hooks.remedy)
-        _put(api.backward, _run_backward, _hooks.single or _hooks.backward is not None)
+        if api.autotune is not None:
+            _put(api.autotune, _autotune, _hooks.remedy)
+        _put(api.backward, _run_backward, _hooks.remedy or _hooks.single or _hooks.backward is not None)
 
 
 def _swap(function: FunctionType) -> _Swap:
@@ -416,6 +431,7 @@ if TYPE_CHECKING:
     _flexwarm_was_annotate: Any = None
     _flexwarm_was_session: Any = None
     _flexwarm_was_run_backward: Any = None
+    _flexwarm_was_autotune: Any = None
     _is_compiling_flag: Any = None
     is_fx_tracing_warning: Any = None
     torch: Any = None
@@ -475,6 +491,10 @@ def _is_compiling() -> Any:
 def _run_backward(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
     with _flexwarm.backward():
         return _flexwarm_was_run_backward(t_outputs, *args, **kwargs)
+
+
+def _autotune(self: Any, *args: Any, **kwargs: Any) -> None:
+    _flexwarm.tune(_flexwarm_was_autotune, self, *args, **kwargs)
 
 
 # ---- what that code calls ----------------------------------------------------------------------------------------------
@@ -608,16 +628,35 @@ def _sees_compiling() -> bool:
     return not _hooks.remedy or not _hooks.sessions or _local.sessions > 0 or api is None or _takes_part(api)
 
 
-@contextmanager
-def _around_backward() -> Iterator[None]:
-    with ExitStack() as stack:
-        if _hooks.backward is not None:
-            stack.enter_context(_hooks.backward())
-        if _hooks.single:
-            from torch.autograd import set_multithreading_enabled
+def _tune_once(original: Callable[..., Any], autotuner: Any, *args: Any, **kwargs: Any) -> None:
+    """Choose among a kernel's candidates in one thread; another that runs the kernel waits, and finds one left."""
+    if not _hooks.remedy:
+        original(autotuner, *args, **kwargs)
+        return
+    # Taken with or without the compile lock, which nothing under it takes.
+    with _tuning:
+        if len(autotuner.launchers) > 1:
+            original(autotuner, *args, **kwargs)
 
-            stack.enter_context(set_multithreading_enabled(False))
-        yield
+
+def _around_backward() -> AbstractContextManager[object]:
+    """What a backward pass runs in. One that a compile or a trace asks for stays in its thread: autograd's thread of the
+    device may wait for the lock that is held meanwhile.
+    """
+    api = _hooks.api
+    guarded = _hooks.remedy or _hooks.backward is not None
+    if not (_hooks.single or (guarded and api is not None and api.lock()._is_owned())):
+        return _hooks.backward() if _hooks.backward is not None else _NOTHING
+    from torch.autograd import set_multithreading_enabled
+
+    stack = ExitStack()
+    if _hooks.backward is not None:
+        stack.enter_context(_hooks.backward())
+    stack.enter_context(set_multithreading_enabled(False))
+    return stack
+
+
+_NOTHING = nullcontext()
 
 
 class _Entry:
@@ -633,13 +672,14 @@ class _Entry:
     session = staticmethod(_in_session)
     compiles_here = staticmethod(_sees_compiling)
     backward = staticmethod(_around_backward)
+    tune = staticmethod(_tune_once)
 
 
 _NEVER_COMPILED = tuple(
     inspect.unwrap(function).__code__
     for function in (
         *(_tell_query, _in_turn, _enter_trace, _inside_trace, _patch_here, _begin_compile, _outside, _takes_part, _later),
-        *(_annotations_due, _in_session, _sees_compiling, _around_backward, TracingApi.lock, TracingApi.active),
+        *(_annotations_due, _in_session, _sees_compiling, _around_backward, _tune_once, TracingApi.lock, TracingApi.active),
         TracingApi.set_active,
     )
 )
