@@ -321,6 +321,6 @@ def from_line(line: str) -> Event:
         if kind == Hang.KIND:
             data["stacks"] = {name: tuple(stack) for name, stack in data["stacks"].items()}
         event: Event = _KINDS[kind](**data)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise ValueError(f"not an event of kind {kind}: {error}") from error
     return event

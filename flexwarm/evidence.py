@@ -14,6 +14,8 @@ from flexwarm.record import End, Exit, JobRecord, Record, WorkerRecord
 
 #: How torch's error for a compiled call while FX traces begins.
 GUARD_MESSAGE = "Detected that you are using FX to symbolically trace"
+#: How the sentence of a reason that a drill gave begins.
+IN_DRILL = "in the drill: "
 _MISSES = {Layer.AOT: Code.AOT_MISS, Layer.FX: Code.FX_MISS, Layer.TRITON: Code.TRITON_MISS}
 _BYPASSES = {Layer.AOT: Code.AOT_BYPASS, Layer.FX: Code.FX_BYPASS}
 _LAYER_NAMES = {Layer.AOT: "AOTAutograd", Layer.FX: "FX graph", Layer.TRITON: "Triton"}
@@ -263,7 +265,7 @@ def drilled_worker_reasons(drill: Record) -> list[Reason]:
 
 
 def _in_drill(reason: Reason) -> Reason:
-    return replace(reason, message=f"in the drill: {reason.message}")
+    return replace(reason, message=f"{IN_DRILL}{reason.message}")
 
 
 def _no_evidence(message: str) -> Reason:

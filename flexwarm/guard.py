@@ -15,12 +15,15 @@ What it closes, on the torch that is installed:
 - a crash of torch 2.11's CUDA build where there is no GPU, once the first thread that compiled has ended; for this one the
   thread that calls ``install()`` must outlive the others, as the main thread does.
 
-``install(backward="caller")`` also closes the deadlock of threads that share a device: autograd's thread of the device
-waits for the compile lock, whose holder waits for that thread.
+- the deadlock of threads that share a device: autograd's thread of the device waits for the compile lock, whose holder waits
+  for that thread. Under the guard a backward pass that a compile or a trace asks for stays in its own thread.
 
-What stays: a compile looks up functions that ``torch.fx.wrap`` or a tracer replaces in a module's *globals* while another
-thread traces; a warm call that guards on such a global compiles once more. ``compile_barrier`` is for what no remedy knows:
-calls beside it run together, and none beside a compile.
+``install(backward="caller")`` keeps all backward passes off autograd's threads, which from 2.12 on see the settings of Dynamo
+and Inductor through a copy of the caller's context at best.
+
+What stays: functions that ``torch.fx.wrap`` or a tracer replaces in a module's *globals* are replaced for every thread while
+a trace is open; a warm call that guards on one compiles once more. ``compile_barrier`` is for what no remedy knows: calls
+beside it run together, and none beside a compile.
 
 Importing this module does not import torch.
 """
@@ -228,7 +231,9 @@ def compile_barrier(function: Callable[P, R] | None = None) -> Barrier | Callabl
     - Two calls that must both compile: each gives up its share *before* it waits for the lock, so the one that has the lock
       never waits for one that wants it. A share is taken back after the lock is released, by a thread that holds neither.
     - Backward: a thread that is in a backward pass has given up its share until the pass returns, so a compile on autograd's
-      thread waits for nobody who waits for that thread. What that thread calls itself takes no share and waits for none.
+      thread waits for nobody who waits for that thread. What that thread calls itself takes no share and waits for none. A
+      backward pass that a compile asks for stays in the thread that compiles, so the lock's owner waits for no thread of
+      autograd that waits for the lock.
     - Nested barriers of one thread share one share. An exception gives back what was taken, in the same order.
 
     A share must not be held while waiting for another thread's call: put the barrier around the compiled call, not around a

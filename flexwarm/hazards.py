@@ -41,7 +41,7 @@ REMEDIES: Final[Mapping[HazardCode, str]] = {
     HazardCode.FX_SILENCED: "leave torch._dynamo.config.error_on_nested_fx_trace on, and use flexwarm.guard.install()",
     HazardCode.DENSE_FALLBACK: "call flex_attention through torch.compile and keep within recompile_limit",
     HazardCode.COMPILE_DEADLOCK: "build first, so that no lane compiles at run time; "
-    'or flexwarm.guard.install(backward="caller"), which verify --guard fix --guard-backward caller proves',
+    'or flexwarm.guard.install(), with backward="caller" where that is not enough; flexwarm verify --guard fix proves it',
     HazardCode.CRASH: "build first, so that no lane compiles at run time; or flexwarm.guard.install()",
     HazardCode.LANE_CONFIG_DRIFT: "set it in each thread, or start threads with contextvars.copy_context().run "
     '(context = "copy" in the role says so); for autograd\'s threads flexwarm.guard.install(backward="caller")',

@@ -6,11 +6,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from flexwarm.canonical import plain
-from flexwarm.events import Answer, Hazard, JobFailed
+from flexwarm.events import Answer, Dense, Hazard, JobFailed
+from flexwarm.evidence import IN_DRILL
 from flexwarm.ops.drill import DrillState
 from flexwarm.ops.run import RunResult
 from flexwarm.plan import Lane, Plan
 from flexwarm.reasons import Code, Kind, Reason, is_hazard
+from flexwarm.record import Record
 from flexwarm.render.text import duration, size
 from flexwarm.request import Guard
 from flexwarm.verdict import JobVerdict, Outcome
@@ -97,9 +99,7 @@ def _hazards_json(result: RunResult) -> Iterable[dict[str, Any]]:
 
 def _hazard_json(result: RunResult, verdict: JobVerdict | None, reason: Reason) -> dict[str, Any]:
     seen = _seen(result, verdict, reason)
-    stack = list(seen.stack) if seen else []
-    if reason.code is Code.DENSE_FALLBACK and verdict and verdict.record and verdict.record.dense:
-        stack = list(verdict.record.dense[0].stack)
+    dense = _dense(result, verdict, reason)
     return {
         "code": reason.code.value,
         "message": reason.message,
@@ -109,26 +109,44 @@ def _hazard_json(result: RunResult, verdict: JobVerdict | None, reason: Reason) 
         "fate": (seen.fate or None) if seen else None,
         "owner": (seen.owner or None) if seen else None,
         "owner_lane": seen.owner_lane if seen else None,
-        "stack": stack,
+        "stack": list(seen.stack if seen else dense.stack if dense else ()),
         "stacks": {name: list(lines) for name, lines in _stacks(result, reason).items()},
     }
 
 
+def _record_of(result: RunResult, reason: Reason) -> Record | None:
+    """The run that a reason is of: the verification, or its drill."""
+    if reason.message.startswith(IN_DRILL):
+        return result.drill.record if result.drill else None
+    return result.record
+
+
 def _seen(result: RunResult, verdict: JobVerdict | None, reason: Reason) -> Hazard | None:
-    """The event behind a hazard's reason: its sentence is the event's own."""
-    if verdict is None:
+    """The first event behind a hazard's reason: its sentence is the event's own."""
+    record = _record_of(result, reason)
+    if record is None:
         return None
-    records = [verdict.record, result.drill.record.jobs.get(verdict.job.id) if result.drill and result.drill.record else None]
-    events = [seen for record in records if record is not None for seen in record.hazards]
+    if verdict is None:
+        events = [seen for worker in record.workers for seen in worker.stray_hazards]
+    else:
+        job = record.jobs.get(verdict.job.id)
+        events = list(job.hazards) if job else []
     return next((seen for seen in events if seen.code.value == reason.code.value and seen.message in reason.message), None)
+
+
+def _dense(result: RunResult, verdict: JobVerdict | None, reason: Reason) -> Dense | None:
+    """The first call that ran dense, of a job."""
+    record = _record_of(result, reason)
+    job = record.jobs.get(verdict.job.id) if record is not None and verdict is not None else None
+    return job.dense[0] if reason.code is Code.DENSE_FALLBACK and job is not None and job.dense else None
 
 
 def _stacks(result: RunResult, reason: Reason) -> Mapping[str, tuple[str, ...]]:
     """All threads of a rank that hung."""
     if reason.code is not Code.COMPILE_DEADLOCK:
         return {}
-    records = [result.record, result.drill.record if result.drill else None]
-    hangs = [worker.hang for record in records if record is not None for worker in record.workers if worker.hang]
+    record = _record_of(result, reason)
+    hangs = [worker.hang for worker in record.workers if worker.hang] if record is not None else []
     return next((hang.stacks for hang in hangs if hang.message in reason.message), {})
 
 

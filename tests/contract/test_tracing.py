@@ -292,15 +292,16 @@ def test_the_lock_tells_its_owner_and_who_waits(api: TracingApi) -> None:
 
 
 def test_hooks_compose_in_any_order_and_leave_the_shipped_code(api: TracingApi) -> None:
-    functions = (api.query, api.tracing, api.trace, api.make_fx, api.patch_method, api.revert, api.annotate)
-    functions += (api.compiling, api.backward, *api.sessions)
+    functions = [api.query, api.tracing, api.trace, api.make_fx, api.patch_method, api.revert, api.compiling]
+    functions += [api.backward, *api.sessions, *(f for f in (api.annotate, api.autotune) if f is not None)]
     shipped = [function.__code__ for function in functions]
     steps: list[Any] = [
         lambda on: tracing.observe_queries(api, (lambda answer: None) if on else None),
         lambda on: tracing.observe_patches(api, (lambda: None) if on else None),
         lambda on: tracing.make_thread_local(api) if on else tracing.restore(api),
+        lambda on: tracing.backward_in_caller(api, on),
     ]
-    for first in range(3):
+    for first in range(len(steps)):
         order = steps[first:] + steps[:first]
         for step in order:
             step(True)

@@ -452,8 +452,8 @@ def test_uninstalling_puts_back_exactly_what_was_there(api: Any) -> None:
     import torch
 
     def parts() -> list[Any]:
-        functions = (api.query, api.tracing, api.trace, api.make_fx, api.patch_method, api.revert, api.annotate)
-        functions += (api.compiling, api.backward, *api.sessions)
+        functions = [api.query, api.tracing, api.trace, api.make_fx, api.patch_method, api.revert, api.compiling]
+        functions += [api.backward, *api.sessions, *(f for f in (api.annotate, api.autotune) if f is not None)]
         module = torch.nn.Module
         fx = torch.fx._symbolic_trace
         values = [*(f.__code__ for f in functions), module.__call__, module.__getattr__, fx.Tracer.trace, fx._Patcher]
@@ -469,7 +469,7 @@ def test_uninstalling_puts_back_exactly_what_was_there(api: Any) -> None:
     now = parts()
     changed = same(shipped, now).count(False)
     # All code but is_fx_symbolic_tracing's and is_fx_tracing's where torch is thread-local itself; and class and lock.
-    assert changed == 9 + len(api.sessions) + (1 if shared_flag(api) else -2) + 1
+    assert changed == 8 + len(api.sessions) + bool(api.annotate) + bool(api.autotune) + (1 if shared_flag(api) else -2) + 1
     guard.install(backward="caller")
     assert all(same(now, parts()))
     status = guard.uninstall()
@@ -591,6 +591,81 @@ def test_backward_in_the_caller_uses_no_thread_of_autograd(api: Any, call: str) 
     # On a CPU autograd runs in the calling thread anyway; on a GPU it is this setting that keeps it there.
     assert seen == [(True, True), (False, True), (True, True)]
     assert torch.autograd.is_multithreading_enabled()
+
+
+@pytest.mark.torch
+@GUARD
+def test_a_backward_pass_that_a_compile_asks_for_stays_in_the_compiling_thread(api: Any, guarded: bool) -> None:
+    import torch
+
+    seen: list[bool] = []
+
+    def run(*_: object) -> None:
+        x = torch.ones(3, requires_grad=True)
+        y = (x * 2).sum()
+        y.register_hook(lambda grad: seen.append(torch.autograd.is_multithreading_enabled()))
+        y.backward()
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        run()
+        return graph.forward
+
+    if guarded:
+        guard.install()
+    compiled(backend)[0](torch.ones(3))
+    run()
+    # Autograd's thread of a device may wait for the lock that the compile holds, so the compile must not wait for it.
+    assert seen == [not guarded, True]
+
+
+# ---- kernels -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.torch
+@GUARD
+def test_a_kernels_candidates_are_measured_by_one_thread(api: Any, guarded: bool) -> None:
+    if api.autotune is None:
+        pytest.skip("no Triton")
+    from types import SimpleNamespace
+
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+    class Candidate(SimpleNamespace):
+        __hash__ = object.__hash__
+
+    class Measured(CachingAutotuner):  # type: ignore[misc, unused-ignore]
+        """A kernel of two candidates, without the kernel."""
+
+        def __init__(self) -> None:
+            self.launchers = [Candidate(config=n, n_regs=0, n_spills=0, shared=0, cache_hash=str(n)) for n in (1, 2)]
+            self.fn = SimpleNamespace(__name__="kernel")
+            self.precompile_time_taken_ns = 0
+            self.save_cache_hook = None
+            self.compile_results: list[Any] = []
+            self.measured = 0
+
+        def benchmark_all_configs(self, *args: Any, **kwargs: Any) -> Any:
+            self.measured += 1
+            if self.measured == 1:
+                first()
+            else:
+                first.go.set()
+            return {launcher: float(launcher.config) for launcher in self.launchers}
+
+    first = Held()
+    kernel = Measured()
+    if guarded:
+        guard.install()
+    one = Other(kernel.autotune_to_one_config)
+    first.wait()
+    two = Other(kernel.autotune_to_one_config)
+    if guarded:
+        two.join(0.2)
+        assert (two.is_alive(), kernel.measured) == (True, 1)
+        first.go.set()
+    assert [thread.done().raised for thread in (one, two)] == [None, None]
+    assert kernel.measured == (1 if guarded else 2)
+    assert len(kernel.launchers) == 1
 
 
 # ---- the barrier -------------------------------------------------------------------------------------------------------

@@ -37,6 +37,9 @@ def flexwarm(directory: Path, *arguments: str, env: dict[str, str] | None = None
         (["build", "--job-timeout", "0"], 2, "--job-timeout"),
         (["build", "--lock-wait", "-1"], 2, "--lock-wait"),
         (["verify", "--format", "yaml"], 2, "yaml"),
+        (["verify", "--guard", "off"], 2, "'off' is not one of 'report', 'fix'"),
+        (["build", "--guard-backward", "both"], 2, "'both' is not one of 'engine', 'caller'"),
+        (["build", "--no-drill"], 2, "--no-drill"),
         (["clean"], 2, "--all"),
         (["clean", "--all"], 2, "--yes"),
         (["fingerprint", "--diff", "nope"], 2, "no bucket 'nope'"),
@@ -153,6 +156,90 @@ def test_a_limit_that_cannot_work_is_refused(tmp_path: Path, value: str) -> None
     done = flexwarm(tmp_path, "build", "--silence-timeout", value)
     assert done.returncode == 2
     assert "at least 15" in done.stderr
+
+
+@pytest.mark.parametrize("value", ["4.9", "0", "-5", "nan", "inf", "soon"])
+@pytest.mark.parametrize("command", ["build", "verify"])
+def test_a_limit_for_hangs_that_a_slow_moment_would_pass_is_refused(tmp_path: Path, command: str, value: str) -> None:
+    (tmp_path / "flexwarm.toml").write_text(SPEC)
+    done = flexwarm(tmp_path, command, "--hang-timeout", value)
+    assert done.returncode == 2
+    assert "--hang-timeout" in done.stderr
+    assert "at least 5" in done.stderr
+    assert "at least 5" in flexwarm(tmp_path, command, env={"FLEXWARM_HANG_TIMEOUT": value}).stderr
+
+
+def test_the_smallest_limit_for_hangs_is_accepted(tmp_path: Path) -> None:
+    (tmp_path / "flexwarm.toml").write_text(SPEC)
+    assert flexwarm(tmp_path, "build", "--dry-run", "--hang-timeout", "5").returncode == 0
+
+
+@pytest.mark.parametrize("command", ["build", "verify"])
+@pytest.mark.parametrize("guard", [[], ["--guard", "report"]])
+def test_a_part_of_the_remedy_without_the_remedy_is_refused_with_what_to_add(
+    tmp_path: Path, command: str, guard: list[str]
+) -> None:
+    (tmp_path / "flexwarm.toml").write_text(SPEC)
+    done = flexwarm(tmp_path, command, "--guard-backward", "caller", *guard)
+    assert done.returncode == 2
+    assert "--guard-backward caller" in done.stderr
+    assert "next: add --guard fix" in done.stderr
+    assert not (tmp_path / "store").exists()
+    by_variable = flexwarm(tmp_path, command, *guard, env={"FLEXWARM_GUARD_BACKWARD": "caller"})
+    assert (by_variable.returncode, by_variable.stderr) == (2, done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "env", "guard"),
+    [
+        ([], {}, "report"),
+        (["--guard", "fix"], {}, "fix"),
+        ([], {"FLEXWARM_GUARD": "fix"}, "fix"),
+        # What is said on the command line is meant for this run.
+        (["--guard", "report"], {"FLEXWARM_GUARD": "fix"}, "report"),
+        (["--guard", "fix", "--guard-backward", "caller"], {}, "fix+caller"),
+        ([], {"FLEXWARM_GUARD": "fix", "FLEXWARM_GUARD_BACKWARD": "caller"}, "fix+caller"),
+        (["--guard-backward", "engine"], {}, "report"),
+    ],
+)
+def test_the_remedy_that_was_asked_for_is_in_the_result(
+    tmp_path: Path, arguments: list[str], env: dict[str, str], guard: str
+) -> None:
+    (tmp_path / "flexwarm.toml").write_text(SPEC)
+    done = flexwarm(tmp_path, "verify", "--format", "json", *arguments, env=env)
+    assert (done.returncode, json.loads(done.stdout)["guard"]) == (1, guard)
+
+
+def test_a_variable_with_a_remedy_that_nobody_knows_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "flexwarm.toml").write_text(SPEC)
+    done = flexwarm(tmp_path, "verify", env={"FLEXWARM_GUARD": "on"})
+    assert done.returncode == 2
+    assert "'on' is not one of" in done.stderr
+
+
+@pytest.mark.parametrize(("lanes", "state"), [(1, "not needed"), (2, "not run")])
+def test_where_nothing_was_run_nothing_was_drilled(tmp_path: Path, lanes: int, state: str) -> None:
+    (tmp_path / "flexwarm.toml").write_text(f'schema = 1\n[[role]]\nname = "r"\nlanes = {lanes}\n' + SPEC[11:])
+    data = json.loads(flexwarm(tmp_path, "verify", "--format", "json").stdout)
+    assert data["drill"] == {"state": state, "ranks": [], "holds": 0, "calls": 0}
+    assert data["hazards"] == []
+    assert [job["lane"] for job in data["jobs"]] == list(range(lanes))
+
+
+def test_the_plan_names_each_lane_with_its_device(tmp_path: Path) -> None:
+    role = '[[role]]\nname = "r"\nlanes = 2\nstagger = 0.5\ncontext = "copy"\n'
+    (tmp_path / "flexwarm.toml").write_text("schema = 1\n" + role + SPEC[11:])
+    people = flexwarm(tmp_path, "build", "--dry-run").stdout
+    assert "  lane 0 on cpu, w: 1 shapes\n" in people
+    assert "  lane 1 on cpu, w: 1 shapes after w/r:0.0\n" in people
+    assert "2 jobs, 1 to compile" in people
+    (worker,) = json.loads(flexwarm(tmp_path, "build", "--dry-run", "--format", "json").stdout)["workers"]
+    assert worker["lanes"] == [{"lane": n, "physical_device": "cpu", "device": "cpu"} for n in range(2)]
+    assert (worker["stagger_seconds"], worker["context"]) == (0.5, "copy")
+    assert [(job["id"], job["lane"], job["leader"]) for job in worker["jobs"]] == [
+        ("w/r:0.0", 0, None),
+        ("w/r:0.1", 1, "w/r:0.0"),
+    ]
 
 
 def test_a_variable_that_takes_the_kernels_out_of_the_bucket_is_refused_and_never_warm(tmp_path: Path) -> None:

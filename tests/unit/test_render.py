@@ -44,11 +44,16 @@ def test_bytes_as_people_read_them(amount: int, text: str) -> None:
 
 def on_terminal(directory: Path, arguments: list[str], *, columns: int, term: str = "xterm") -> list[str]:
     """The screen after a command has run in a terminal of so many columns."""
+    return screen_of([sys.executable, "-m", "flexwarm", *arguments], directory, columns=columns, term=term)
+
+
+def screen_of(argv: list[str], directory: Path, *, columns: int, term: str = "xterm") -> list[str]:
+    """The screen after any program has run in a terminal of so many columns."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 60, columns, 0, 0))
     env = {k: v for k, v in os.environ.items() if not k.startswith(("FLEXWARM_", "COLUMNS", "LINES"))}
     process = subprocess.Popen(
-        [sys.executable, "-m", "flexwarm", *arguments],
+        argv,
         cwd=directory,
         env={**env, "FLEXWARM_STORE": "store", "TERM": term},
         stdin=slave,

@@ -4,6 +4,9 @@ A hook replaces the *code* of a function of torch and not the function: the wrap
 the function, so functions that were compiled before are seen too, and no name that another module imported is missed.
 The code that torch shipped is put back when the last hook is gone. Names that start with ``_flexwarm_`` stay in torch's
 modules, because another thread may be in the middle of code that reads them.
+
+The shapes were read in the released sources of 2.9.1, 2.10.0 and 2.12.0 as well; ``tests/contract`` holds them, and was run,
+on 2.11.0, 2.13.0 and 2.14.1.
 """
 
 from __future__ import annotations
@@ -60,7 +63,7 @@ class TracingApi:
         compiler: ``torch.compiler``, whose ``_is_compiling_flag`` is one for the process.
         compiling: ``torch.compiler.is_compiling``, which reads it.
         sessions: the generators that set that flag.
-        annotate: the generator of ``torch.fx.traceback.annotate``.
+        annotate: the generator of ``torch.fx.traceback.annotate``; ``None`` in 2.9, which has none.
         context: ``TracingContext``, one a thread.
         backward: ``_engine_run_backward``, through which every backward pass of Python goes.
         autotune: ``CachingAutotuner.autotune_to_one_config``, which the first run of a kernel with several candidates calls;
@@ -83,7 +86,7 @@ class TracingApi:
     compiler: ModuleType
     compiling: FunctionType
     sessions: tuple[FunctionType, ...]
-    annotate: FunctionType
+    annotate: FunctionType | None
     context: Any
     backward: FunctionType
     autotune: FunctionType | None
@@ -214,6 +217,7 @@ def resolve_tracing() -> TracingApi:
     _part(config, "error_on_nested_fx_trace")
     compiler = _module("torch.compiler")
     _part(compiler, "_is_compiling_flag")
+    notes = _module("torch.fx.traceback")
     export = _module("torch._export.utils")
     sessions = [_generator(export, "_compiling_state_context", ())]
     if hasattr(compiler, "_compile_session_context"):  # from 2.13: every Dynamo compile sets the flag
@@ -235,7 +239,7 @@ def resolve_tracing() -> TracingApi:
         compiler=compiler,
         compiling=_code(compiler, "is_compiling", (), "_is_compiling_flag"),
         sessions=tuple(sessions),
-        annotate=_generator(_module("torch.fx.traceback"), "annotate", ("annotation_dict",), "current_meta"),
+        annotate=_generator(notes, "annotate", ("annotation_dict",), "current_meta") if hasattr(notes, "annotate") else None,
         context=_part(_module("torch._guards"), "TracingContext"),
         backward=_code(_module("torch.autograd.graph"), "_engine_run_backward", ("t_outputs",), "_execution_engine"),
         autotune=_autotune_function(),
@@ -391,7 +395,8 @@ def _apply(api: TracingApi) -> None:
         _put(api.make_fx, _make_fx, _hooks.remedy or _hooks.gate)
         _put(api.patch_method, _patch_method, _hooks.remedy)
         _put(api.revert, _revert, _hooks.remedy or _hooks.patches is not None)
-        _put(api.annotate, _annotate, _hooks.remedy)
+        if api.annotate is not None:
+            _put(api.annotate, _annotate, _hooks.remedy)
         for session in api.sessions:
             _put(session, _session, _hooks.remedy)
         _put(api.compiling, _is_compiling, _hooks.remedy)
@@ -592,7 +597,7 @@ def _annotations_due() -> Iterator[None]:
     api = _hooks.api
     try:
         with ExitStack() as stack:
-            if due and api is not None:
+            if due and api is not None and api.annotate is not None:
                 for annotations in due:
                     stack.enter_context(contextmanager(_swap(api.annotate).original())(annotations))
             yield
