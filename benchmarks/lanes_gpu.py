@@ -88,11 +88,14 @@ calls = 6
 steps = 3
 """
 
-#: name -> GPUs that it needs, and its spec
+HANG = ("--hang-timeout", "10")
+FIX = ("--guard", "fix")
+CALLER = ("--guard-backward", "caller")
+
+#: name -> GPUs that it needs, its spec, and the options of its verifications
 LAYOUTS = {
-    "one thread a GPU": (2, SPEC.format(lanes=2, devices='"cuda:0-1"', stagger=1)),
-    "two threads on one GPU": (1, SPEC.format(lanes=2, devices='"cuda:0"', stagger=0)),
-    "three threads on one GPU": (1, SPEC.format(lanes=3, devices='"cuda:0"', stagger=0)),
+    "one thread a GPU": (2, SPEC.format(lanes=2, devices='"cuda:0-1"', stagger=1), ((), FIX)),
+    "three threads on one GPU": (1, SPEC.format(lanes=3, devices='"cuda:0"', stagger=0), (HANG, FIX, (*FIX, *CALLER))),
 }
 
 
@@ -138,17 +141,12 @@ def program_rows(directory: Path, steps: int, rounds: int) -> None:
 
 def command_rows(directory: Path, gpus: int) -> None:
     print("\n| layout | command | exit | verdict | hazards | drill | seconds |\n|---|---|---|---|---|---|---|")
-    for layout, (needed, text) in LAYOUTS.items():
+    for layout, (needed, text, options) in LAYOUTS.items():
         if needed > gpus:
             print(f"| {layout} | needs {needed} GPUs, {gpus} are there | | | | | |")
             continue
         (directory / "flexwarm.toml").write_text(text)
-        for arguments in (
-            ("build",),
-            ("verify", "--hang-timeout", "20"),
-            ("verify", "--hang-timeout", "20", "--guard", "fix"),
-            ("verify", "--hang-timeout", "20", "--guard", "fix", "--guard-backward", "caller"),
-        ):
+        for arguments in (("build",), *(("verify", *option) for option in options)):
             code, document, seconds = flexwarm(directory, *arguments)
             hazards = ", ".join(sorted({hazard["code"] for hazard in document.get("hazards", [])})) or "none"  # type: ignore[attr-defined]
             drill = document.get("drill") or {}

@@ -192,6 +192,20 @@ class DrillDone:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DrillLock:
+    """One lane compiled while the backward of another lane on its device waited to be compiled, which did not deadlock.
+
+    Attributes:
+        met: the two did meet: a thread waited for torch's compile lock while the lane held it.
+    """
+
+    KIND: ClassVar[str] = "drill_lock"
+    t: float
+    job: str
+    met: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ShapeDone:
     """All calls of one shape have returned and were held against the dense reference.
 
@@ -281,6 +295,7 @@ Event: TypeAlias = (
     | Hazard
     | Hang
     | DrillDone
+    | DrillLock
     | ShapeDone
     | JobDone
     | JobStopped

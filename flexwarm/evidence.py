@@ -66,9 +66,10 @@ def is_guards_own(failed: JobFailed) -> bool:
 
 def hazard_reasons(record: JobRecord) -> list[Reason]:
     """Each hazard of a job once, with the first thread that brought it about."""
-    found: dict[tuple[HazardCode, str], list[Hazard]] = {}
+    found: dict[tuple[HazardCode, str, str], list[Hazard]] = {}
     for seen in record.hazards:
-        found.setdefault((seen.code, seen.owner), []).append(seen)
+        # Without an owner it is the sentence that tells them apart, such as the settings of two threads.
+        found.setdefault((seen.code, seen.owner, "" if seen.owner else seen.message), []).append(seen)
     reasons = []
     for alike in found.values():
         times = f" ({len(alike)} times)" if len(alike) > 1 else ""
@@ -236,7 +237,18 @@ def drill_reasons(record: JobRecord, drill: Record) -> list[Reason]:
                     f"{done.calls} calls meanwhile"
                 )
             )
+    met = record.drill_lock is not None and record.drill_lock.met
+    if ended_well and not isinstance(record.end, JobFailed) and compiles_beside_backward(record, drill) and not met:
+        reasons.append(
+            _no_evidence(f"the drill did not make lane {record.job.lane} compile while a backward on its device waited to be")
+        )
     return reasons
+
+
+def compiles_beside_backward(record: JobRecord, drill: Record) -> bool:
+    """Whether the drill must make this lane compile beside a backward: the second of the lanes that share its device."""
+    mates = sorted(x.job.lane for x in drill.round_of(record.job) if x.job.device == record.job.device)
+    return record.job.workload.grad and mates[1:2] == [record.job.lane]
 
 
 def drilled_worker_reasons(drill: Record) -> list[Reason]:

@@ -20,7 +20,21 @@ from typing import BinaryIO
 
 from flexwarm import canonical, events, reaper
 from flexwarm.errors import WorkerError
-from flexwarm.events import Bye, Event, Hang, Hello, JobDone, JobFailed, JobStopped, Phase, Progress, Refused
+from flexwarm.events import (
+    Bye,
+    DrillDone,
+    DrillLock,
+    Event,
+    Hang,
+    Hello,
+    JobDone,
+    JobFailed,
+    JobStopped,
+    Phase,
+    Progress,
+    Refused,
+    ShapeDone,
+)
 from flexwarm.plan import Job, Plan, Worker
 from flexwarm.record import End, Exit
 from flexwarm.request import Conduct, JobRequest, Purpose, WorkerRequest
@@ -48,6 +62,8 @@ OnEvent = Callable[[int, Event], None]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """Seconds: for one job (importing torch counts as one), for a worker to say nothing at all, and for a hang.
+
+    In a rank with several lanes the first is for one shape of one lane, or one lane's part of a drill.
 
     A worker writes a heartbeat every few seconds, so silence means that its interpreter does not run. A hang is found by
     the worker itself: its threads wait for each other, and nothing moves.
@@ -178,9 +194,12 @@ class _Process:
         match event:
             case Progress(phase=Phase.WAIT):
                 self.busy_since = None
-            case Hello() | JobDone() | JobStopped() | JobFailed():
+            case Hello() | JobDone() | JobStopped() | JobFailed() | DrillDone() | DrillLock():
                 self.busy_since = time.monotonic()
             case Progress() if self.busy_since is None:
+                self.busy_since = time.monotonic()
+            case ShapeDone() if len(self.worker.lanes) > 1:
+                # The jobs of all lanes are done together, so what is timed is a shape of one of them.
                 self.busy_since = time.monotonic()
             case Hang(seconds=seconds):
                 self.hung_seconds = seconds

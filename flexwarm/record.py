@@ -12,6 +12,7 @@ from flexwarm.events import (
     Compiled,
     Dense,
     DrillDone,
+    DrillLock,
     Event,
     Hang,
     Hazard,
@@ -62,6 +63,7 @@ class JobRecord:
     dense: tuple[Dense, ...]
     hazards: tuple[Hazard, ...]
     drill: DrillDone | None
+    drill_lock: DrillLock | None
     shapes: tuple[ShapeDone, ...]
     end: JobDone | JobStopped | JobFailed | None
     settings: Settings | None
@@ -169,6 +171,7 @@ def _fold_job(job: Job, said: Sequence[Event]) -> JobRecord:
         dense=tuple(e for e in said if isinstance(e, Dense)),
         hazards=tuple(e for e in said if isinstance(e, Hazard)),
         drill=_last(DrillDone, said),
+        drill_lock=_last(DrillLock, said),
         shapes=tuple(e for e in said if isinstance(e, ShapeDone)),
         end=ends[-1] if ends else None,
         settings=_last(Settings, said),

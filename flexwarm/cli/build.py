@@ -32,7 +32,8 @@ def command(
 ) -> int:
     """Compile what SPEC needs and is cold, in the layout of the job, and publish it in the bucket.
 
-    Exit 0: everything is stored (verdict "built"), or was there already ("warm"). A failed build publishes nothing.
+    Exit 0: everything is stored (verdict "built"), or was there already ("warm"). A build with a job that failed publishes
+    nothing.
     """
     from flexwarm.cli.running import run_and_render, run_options
     from flexwarm.ops.build import build, prepare_build

@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 import traceback
+from collections.abc import Iterator
 from types import FrameType
 
 #: Lines of a stack that a hazard keeps.
@@ -22,7 +23,7 @@ def lines(frame: FrameType | None, *, limit: int = KEPT) -> tuple[str, ...]:
 
     The innermost frame that is not the observer's is kept also if it is torch's.
     """
-    found = [(f.f_code.co_filename, number, f.f_code.co_name) for f, number in traceback.walk_stack(frame)]
+    found = [(f.f_code.co_filename, number, f.f_code.co_name) for f, number in _walk(frame)]
     walked = list(itertools.dropwhile(lambda item: item[0].startswith(_OBSERVER), found))
     shown = [f"{name}:{number} in {function}" for name, number, function in walked[1:] if _TORCH not in name]
     innermost = [f"{name}:{number} in {function}" for name, number, function in walked[:1]]
@@ -32,11 +33,16 @@ def lines(frame: FrameType | None, *, limit: int = KEPT) -> tuple[str, ...]:
 def every_line(frame: FrameType | None, *, limit: int = 60) -> tuple[str, ...]:
     """All of a stack, torch's frames too, outermost first, with the text of each line."""
     walked = []
-    for f, number in traceback.walk_stack(frame):
+    for f, number in _walk(frame):
         name = f.f_code.co_filename
         text = linecache.getline(name, number).strip()
         walked.append(f"{name}:{number} in {f.f_code.co_name}" + (f": {text}" if text else ""))
     return tuple(reversed(walked[:limit]))
+
+
+def _walk(frame: FrameType | None) -> Iterator[tuple[FrameType, int]]:
+    """A frame and its callers; nothing for a thread that has ended, where ``walk_stack`` would give the asker's own."""
+    return iter(()) if frame is None else traceback.walk_stack(frame)
 
 
 def frame_of(ident: int) -> FrameType | None:

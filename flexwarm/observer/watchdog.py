@@ -96,7 +96,8 @@ def _of_process(pid: int) -> float:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return 0.0  # it has just ended
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    # Its own, and of the children that it has waited for: a build tool's many short compilers.
+    return sum(int(field) for field in fields[11:15]) / os.sysconf("SC_CLK_TCK")
 
 
 def _hang(api: TracingApi, recorder: Recorder, look: _Look, seconds: float) -> Hang:
@@ -131,4 +132,4 @@ def _innermost(ident: int) -> str:
 
 def _doing(ident: int) -> str:
     frame = threads.frame_of(ident)
-    return f"in {frame.f_code.co_name}" if frame else "ended"
+    return f"in {frame.f_code.co_name} of {os.path.basename(frame.f_code.co_filename)}" if frame else "ended"

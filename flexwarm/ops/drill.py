@@ -104,8 +104,8 @@ def run_drill(prepared: Prepared, options: RunOptions, environ: Mapping[str, str
     scratch = directory / "cache"
     scratch.mkdir(mode=0o700)
     plan = drill_plan(prepared.plan, str(scratch))
-    watcher.notify(f"drill: {len(plan.workers)} of {len(prepared.plan.workers)} ranks, on an empty cache")
-    watcher.on_plan(plan)
+    watcher.notify(f"the drill: {len(plan.workers)} of {len(prepared.plan.workers)} ranks, on an empty cache")
+    watcher.on_plan(plan, "drill")
     try:
         record = run_in(directory, plan, options.conduct(Purpose.DRILL), environ, options.limits, watcher)
     finally:

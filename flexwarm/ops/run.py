@@ -52,12 +52,12 @@ class Watcher:
     """How an operation tells what goes on; it prints nothing itself.
 
     Attributes:
-        on_plan: the plan, before the first worker starts.
+        on_plan: the plan, before the first worker starts; and what is done with it, where that is not the command's own.
         on_event: each event, with its rank.
         notify: one line for people, such as what is waited for.
     """
 
-    on_plan: Callable[[Plan], None]
+    on_plan: Callable[[Plan, str], None]
     on_event: OnEvent
     notify: Callable[[str], None]
 
@@ -102,7 +102,7 @@ def run_workers(
     before_jobs: Callable[[], bool] | None = None,
 ) -> Record:
     """Run a plan's workers and fold what they said."""
-    watcher.on_plan(plan)
+    watcher.on_plan(plan, "")
     directory = run_directory(prepared.bucket, run_id)
     return run_in(directory, plan, conduct, environ, limits, watcher, before_jobs)
 

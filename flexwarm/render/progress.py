@@ -67,8 +67,9 @@ class RunProgress:
         if self._live is not None:
             self._live.stop()
 
-    def on_plan(self, plan: Plan) -> None:
-        """The workers are about to start."""
+    def on_plan(self, plan: Plan, title: str) -> None:
+        """The workers are about to start; ``title`` is what for, where that is not the command."""
+        self._title = title or self._title
         self._plan = plan
         if self._live is not None:  # of the run before, such as the verification before its drill
             self._live.stop()
@@ -168,7 +169,7 @@ class RunProgress:
             table.add_column(name, overflow="fold", no_wrap=name != "job", min_width=width)
         for row in self._visible():
             elapsed = None if row.started is None else (row.ended or now) - row.started
-            style = {"hit": "green", "compiled": "cyan", "": "dim"}.get(row.outcome, "yellow")
+            style = {"hit": "green", "drilled": "green", "compiled": "cyan", "": "dim"}.get(row.outcome, "yellow")
             table.add_row(
                 Text(row.job.id),
                 row.phase,

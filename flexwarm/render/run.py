@@ -127,7 +127,8 @@ def _seen(result: RunResult, verdict: JobVerdict | None, reason: Reason) -> Haza
     if record is None:
         return None
     if verdict is None:
-        events = [seen for worker in record.workers for seen in worker.stray_hazards]
+        ranks = [worker for worker in record.workers if f"rank {worker.rank}: " in reason.message]
+        events = [seen for worker in ranks for seen in worker.stray_hazards]
     else:
         job = record.jobs.get(verdict.job.id)
         events = list(job.hazards) if job else []

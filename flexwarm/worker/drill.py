@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from flexwarm.events import DrillDone, Phase, Progress
+from flexwarm.events import DrillDone, DrillLock, Phase, Progress
 from flexwarm.evidence import GUARD_MESSAGE
 from flexwarm.observer import threads
 from flexwarm.observer.guard import GuardWatch
@@ -157,9 +157,14 @@ def run(bench: lanes.Bench, jobs: Sequence[JobRequest]) -> None:
     api.reset()
     api.dynamo_config.recompile_limit = RECOMPILE_LIMIT
     workload = jobs[0].workload
-    attention.load_functions(workload)
+    try:
+        attention.load_functions(workload)
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a module of the user's raises, said in full
+        for job in jobs:
+            lanes.emit_failure(recorder, job.id, RuntimeError(f"{type(error).__name__}: {error}"))
+        return
     script = _Script(jobs, resolve_tracing(), recorder)
-    stage, pair = _Stage(jobs), threading.Barrier(2)
+    stage = _Stage(jobs)
     shared = attention.share(workload)
     # Every new scale is a compile of its own where nothing is dynamic; no length, which a user's mask may not be made for.
     fixed = attention.compiled_call(workload, dynamic=False)
@@ -170,7 +175,7 @@ def run(bench: lanes.Bench, jobs: Sequence[JobRequest]) -> None:
             try:
                 # From torch 2.12 on a thread has its own limit.
                 api.dynamo_config.recompile_limit = RECOMPILE_LIMIT
-                _Lane(bench, job, shared, fixed, script, stage, pair, jobs).run()
+                _Lane(bench, job, shared, fixed, script, stage, jobs).run()
             except SystemExit as error:
                 lanes.emit_failure(recorder, job.id, RuntimeError(f"a function of the spec called sys.exit({error.code!r})"))
             except Exception as error:  # noqa: BLE001 - a lane's outcome, said in full
@@ -220,13 +225,11 @@ class _Lane:
         fixed: Callable[..., Any],
         script: _Script,
         stage: _Stage,
-        pair: threading.Barrier,
         jobs: Sequence[JobRequest],
     ) -> None:
         self._recorder: Recorder = bench.recorder
         self._guard: GuardWatch = bench.guard
         self._job, self._fixed, self._script, self._stage, self._jobs = job, fixed, script, stage, jobs
-        self._pair = pair
         self._runner = Runner(job.workload, job.device, shared, bench.recorder, bench.guard)
         self._shape = job.workload.shapes[0]
 
@@ -282,25 +285,36 @@ class _Lane:
                 raise
 
     def _lock_in_backward(self) -> None:
-        """Two lanes on one device: a backward that is not compiled yet, beside a compile that needs the same thread."""
-        mates = [job for job in self._jobs if job.device == self._job.device]
+        """On each device that lanes share: a backward that is not compiled yet, beside a compile that needs its thread.
+
+        One device after the other, for what is scripted is of the whole rank.
+        """
+        number = len(self._jobs)
+        for device in dict.fromkeys(job.device for job in self._jobs):
+            self._stage.next(self._job.lane)
+            mates = [job.lane for job in self._jobs if job.device == device]
+            if self._job.lane in mates[:1] and len(mates) > 1:
+                self._backward_beside_compile(self._new(number))
+            elif self._job.lane in mates[1:2]:
+                self._compile_beside_backward(self._new(number + 1))
+            else:
+                self._stage.next(self._job.lane)
+            number += 2
+
+    def _backward_beside_compile(self, new: Arguments) -> None:
+        result = self._runner.forward(new, self._fixed)  # its backward is not compiled yet
         self._stage.next(self._job.lane)
-        if len(mates) < 2 or self._job.lane not in (mates[0].lane, mates[1].lane):
-            return
-        if self._job.lane == mates[0].lane:
-            new = self._new(len(self._jobs))
-            result = self._runner.forward(new, self._fixed)
-            self._pair.wait(HOLD_SECONDS)
-            if self._script.wait_for_hold():
-                self._runner.backward(new, result)
-        else:
-            new = self._new(len(self._jobs) + 1)
-            self._script.take(self._job.lane, until_locked=True)
-            self._pair.wait(HOLD_SECONDS)
-            try:
-                self._runner.call(new, self._fixed)
-            finally:
-                self._script.release()
+        if self._script.wait_for_hold():
+            self._runner.backward(new, result)
+
+    def _compile_beside_backward(self, new: Arguments) -> None:
+        self._script.take(self._job.lane, until_locked=True)
+        try:
+            self._stage.next(self._job.lane)
+            self._runner.call(new, self._fixed)
+        finally:
+            done = self._script.release()
+        self._recorder.emit(DrillLock(t=time.time(), job=self._job.id, met=done.holds > 0 and not done.unanswered))
 
     def _new(self, number: int) -> Arguments:
         """Arguments that no lane has called with: they are compiled anew."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 from collections.abc import Iterator, Mapping
 from importlib import import_module
@@ -12,21 +13,38 @@ from typing import Any
 import click
 import pytest
 
-from flexwarm import catalogue, environment, spec, toolchain
+from flexwarm import catalogue, environment, guard, spec, toolchain
 from flexwarm.canonical import StrEnum
 from flexwarm.cli.main import COMMANDS
 from flexwarm.errors import ExitCode, SpecError
-from flexwarm.events import Answer, Compiled, Dense, Event, Hello, JobDone, JobFailed, Layer, Lookup, ShapeDone
+from flexwarm.events import (
+    Answer,
+    Compiled,
+    Dense,
+    DrillDone,
+    Event,
+    Hang,
+    Hazard,
+    Hello,
+    JobDone,
+    JobFailed,
+    Layer,
+    Lookup,
+    ShapeDone,
+)
+from flexwarm.hazards import HazardCode
 from flexwarm.launch import Limits
 from flexwarm.ops import clean
+from flexwarm.ops.drill import DrillResult, DrillState, drill_plan
 from flexwarm.ops.run import RunResult
 from flexwarm.plan import Plan, bucket_environment, make_plan
 from flexwarm.reasons import MEANING, Code, Kind
 from flexwarm.record import End, Exit, fold
 from flexwarm.render.run import plan_json, run_json
+from flexwarm.request import Guard
 from flexwarm.store import Bucket
-from flexwarm.topology import ProcessGroup
-from flexwarm.verdict import Outcome, judge_verify
+from flexwarm.topology import MAX_STAGGER_SECONDS, LaneContext, ProcessGroup
+from flexwarm.verdict import Outcome, judge_verify, with_drill
 from flexwarm.workload import RECOMPILE_LIMIT, CallSite, Dtype, Layout
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -175,9 +193,19 @@ def test_the_default_limits_on_the_command_page_are_those_of_the_code() -> None:
     table = {cells[0]: cells[2] for cells in rows(section(page("commands.md"), "Options of a run"))}
     limits = Limits()
     assert table["`--job-timeout SECONDS`"] == f"{limits.job_seconds:g}"
+    assert table["`--hang-timeout SECONDS`"] == f"{limits.hang_seconds:g}"
     assert table["`--silence-timeout SECONDS`"] == f"{limits.silence_seconds:g}"
     (lock_wait,) = [p for p in command("build").params if "--lock-wait" in p.opts]
     assert table["`--lock-wait SECONDS`"] == f"{lock_wait.default:g}"
+
+
+@pytest.mark.parametrize("option", ["--guard", "--guard-backward"])
+def test_the_choices_of_the_remedy_on_the_command_page_are_those_of_the_code(option: str) -> None:
+    (row,) = [c for c in rows(section(page("commands.md"), "Options of a run")) if c[0].startswith(f"`{option} ")]
+    (known,) = [p for p in command("verify").params if option in p.opts]
+    assert isinstance(known.type, click.Choice)
+    assert row[0] == ", ".join(f"`{option} {choice}`" for choice in known.type.choices)
+    assert row[2] == f"`{known.default}`"
 
 
 def test_the_variables_of_env_are_named_where_env_and_build_are_described() -> None:
@@ -199,6 +227,26 @@ def test_the_reason_page_has_each_reason_once_with_its_verdict_and_exit_code() -
     listed = [row for row in found if row[0] != "reason"]
     expected = [(code.value, MEANING[code][0].value, str(int(MEANING[code][1]))) for code in Code]
     assert sorted(listed) == sorted(expected)
+
+
+HAZARDS = {code.value for code in HazardCode}
+
+
+def test_each_hazard_is_explained_among_the_hazards_and_in_the_how_to() -> None:
+    assert first_cells(section(page("reasons.md"), "Hazards")) - {"reason"} == HAZARDS
+    how_to = (ROOT / "docs" / "how-to" / "threads-in-a-rank.md").read_text(encoding="utf-8")
+    assert first_cells(section(how_to, "3. Read a hazard")) == HAZARDS
+
+
+def test_the_how_to_names_all_that_the_guard_offers_and_its_default_wait() -> None:
+    how_to = (ROOT / "docs" / "how-to" / "threads-in-a-rank.md").read_text(encoding="utf-8")
+    offered = {name for name, value in vars(guard).items() if inspect.isfunction(value) and value.__module__ == guard.__name__}
+    # Context managers are wrapped, and keep the module of the function that they wrap.
+    assert offered >= {"install", "installed", "compile_barrier"}
+    for name in sorted(name for name in offered if not name.startswith("_")):
+        assert f"guard.{name}" in how_to, name
+    wait = inspect.signature(guard.install).parameters["wait_seconds"].default
+    assert f"`wait_seconds`\n({wait:g})" in how_to
 
 
 def test_the_reason_page_explains_each_verdict() -> None:
@@ -223,7 +271,7 @@ def test_the_spec_page_has_exactly_the_keys_that_the_parser_knows(table: str, ti
     assert keys == known_keys(table)
 
 
-@pytest.mark.parametrize("choices", [CallSite, Layout, Dtype, ProcessGroup])
+@pytest.mark.parametrize("choices", [CallSite, Layout, Dtype, ProcessGroup, LaneContext])
 def test_the_spec_page_names_every_choice(choices: type[StrEnum]) -> None:
     words = {word.strip('"') for word in code_in(page("spec.md"))}
     assert {choice.value for choice in choices} <= words
@@ -249,6 +297,11 @@ def test_the_spec_page_has_exactly_the_attributes_of_a_factorys_context() -> Non
 def test_the_recompile_limit_on_the_spec_page_is_that_of_the_code() -> None:
     (row,) = [cells for cells in rows(page("spec.md")) if cells[0] == "`recompile_limit`"]
     assert row[2] == str(RECOMPILE_LIMIT)
+
+
+def test_the_longest_stagger_on_the_spec_page_is_that_of_the_code() -> None:
+    (row,) = [cells for cells in rows(page("spec.md")) if cells[0] == "`stagger`"]
+    assert f"at most {MAX_STAGGER_SECONDS:g}." in row[3]
 
 
 def test_the_order_of_a_grid_is_the_one_on_the_spec_page() -> None:
@@ -326,9 +379,9 @@ def test_every_module_of_the_package_stands_on_a_floor_of_the_design_page() -> N
 # --- JSON -------------------------------------------------------------------------------------------------------------------
 
 
-def _plan() -> Plan:
-    text = (ROOT / "examples" / "cpu.toml").read_text(encoding="utf-8")
-    return make_plan(spec.parse(text, "cpu.toml"), environ={}, bucket_path="/b", cores=2)
+def _plan(example: str) -> Plan:
+    text = (ROOT / "examples" / example).read_text(encoding="utf-8")
+    return make_plan(spec.parse(text, example), environ={}, bucket_path="/b", cores=2)
 
 
 def _fields(value: Any) -> Iterator[str]:
@@ -336,7 +389,7 @@ def _fields(value: Any) -> Iterator[str]:
     if isinstance(value, dict):
         for key, item in value.items():
             yield key
-            if key not in ("counters", "env", "select", "explain", "variables"):
+            if key not in ("counters", "env", "select", "explain", "variables", "stacks"):
                 yield from _fields(item)
     elif isinstance(value, list):
         for item in value:
@@ -344,19 +397,22 @@ def _fields(value: Any) -> Iterator[str]:
 
 
 def test_every_field_of_a_runs_json_is_on_the_json_page() -> None:
-    plan = _plan()
+    plan = _plan("threads.toml")
     failed, done = plan.workers[0].jobs
     said: list[Event] = [
         Hello(t=0, pid=1, host="h", components={}, config_digest="", config={}, import_seconds=1.0),
         Lookup(t=0, job=failed.id, layer=Layer.FX, answer=Answer.HIT, key="k", reason=""),
         Compiled(t=0, job=failed.id, what="cxx", detail=""),
         Dense(t=0, job=failed.id, shape=(1,), stack=("f.py:1 in f",)),
+        Hazard(t=0, job=failed.id, code=HazardCode.FX_RACE, message="m", fate="raise", owner="lane 1", owner_lane=1),
+        Hang(t=0, jobs=(failed.id,), message="m", seconds=1.0, stacks={"lane 0": ("f.py:1 in f",)}),
         JobFailed(t=0, job=failed.id, error="E", message="m", traceback="t"),
         ShapeDone(
             t=0,
             job=done.id,
             shape=0,
             calls=2,
+            checks=2,
             first_seconds=1.0,
             repeat_seconds=0.1,
             error=0.0,
@@ -365,23 +421,27 @@ def test_every_field_of_a_runs_json_is_on_the_json_page() -> None:
         ),
         JobDone(t=0, job=done.id, counters={"inductor.fxgraph_cache_hit": 1}, seconds=1.0),
     ]
-    record = fold(plan, {0: said}, {0: Exit(end=End.FINISHED, status=0, log="l")})
+    ended = {0: Exit(end=End.FINISHED, status=0, log="l")}
+    record = fold(plan, {0: said}, ended)
+    drilled = DrillDone(t=0, job=done.id, holds=1, calls=1, waited=0, unanswered=0)
+    drill = fold(drill_plan(plan, "/b"), {0: [drilled]}, ended)
     result = RunResult(
-        verdict=judge_verify(record, {}, {}, [], {}),
+        verdict=with_drill(judge_verify(record, {}, {}, [], {}), drill),
         bucket="0" * 20,
         bucket_path="/b",
         plan=plan,
         record=record,
         cold_seconds={},
         seconds=1.0,
+        drill=DrillResult(state=DrillState.RAN, record=drill),
     )
     fields = set(_fields(run_json(result)))
-    assert {"traceback", "stack", "import_seconds", "repeat_seconds", "answer", "detail"} <= fields
+    assert {"traceback", "stack", "import_seconds", "repeat_seconds", "answer", "detail", "owner_lane", "holds"} <= fields
     assert fields - code_in(page("json.md")) == set()
 
 
 def test_every_field_of_a_plans_json_is_on_the_json_page() -> None:
-    assert set(_fields(plan_json(_plan(), "0" * 20))) - code_in(section(page("json.md"), "build --dry-run")) <= {
+    assert set(_fields(plan_json(_plan("threads.toml"), "0" * 20))) - code_in(section(page("json.md"), "build --dry-run")) <= {
         "verdict",
         "exit_code",
     }
@@ -395,7 +455,7 @@ def test_every_field_action_and_reason_of_cleans_json_is_on_the_json_page() -> N
     assert {member.value for kind in (clean.Action, clean.Reason) for member in kind} <= listed
 
 
-@pytest.mark.parametrize("closed", [Outcome, Kind, End, Layer, Answer])
+@pytest.mark.parametrize("closed", [Outcome, Kind, End, Layer, Answer, DrillState, Guard])
 def test_every_word_of_a_closed_list_is_on_the_json_page(closed: type[StrEnum]) -> None:
     assert {member.value for member in closed} <= code_in(page("json.md"))
 

@@ -13,7 +13,7 @@ EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "examples").glob("*.tom
 
 
 def test_there_are_examples() -> None:
-    assert {path.name for path in EXAMPLES} >= {"cpu.toml", "cuda.toml"}
+    assert {path.name for path in EXAMPLES} >= {"cpu.toml", "cuda.toml", "threads.toml"}
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)

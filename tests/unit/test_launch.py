@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from flexwarm import spec
-from flexwarm.events import Event, Hang, Heartbeat, JobDone, Phase, Progress, to_line
+from flexwarm.events import DrillDone, Event, Hang, Heartbeat, JobDone, JobFailed, JobStopped, Phase, Progress, to_line
 from flexwarm.launch import Limits, _gate, _leader_gate, _Process, _start
 from flexwarm.plan import Plan, Worker, make_plan
 from flexwarm.record import End
@@ -87,15 +86,12 @@ def test_a_worker_is_told_of_its_lanes_and_of_what_is_asked_of_it(tmp_path: Path
 @pytest.fixture
 def process(tmp_path: Path) -> Iterator[_Process]:
     """A worker that says what a test writes for it."""
-    popen = subprocess.Popen(
-        [sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE, start_new_session=True
-    )
+    popen = subprocess.Popen(["sleep", "600"], start_new_session=True)
     (worker,) = plan("lanes = 2").workers
     process = _Process(worker=worker, popen=popen, events_path=tmp_path / "events", log=tmp_path / "log")
     yield process
     process.reap()
     process.close()
-    popen.stdin.close()
 
 
 def says(process: _Process, *events: Event) -> None:
@@ -127,11 +123,29 @@ def test_a_hang_is_said_before_any_other_limit(process: _Process) -> None:
     assert process.over_limit(Limits(job_seconds=50, silence_seconds=50)) == (End.HUNG, 6.5)
 
 
-def test_a_lane_that_is_done_gives_the_others_the_time_of_a_job_anew(process: _Process) -> None:
+ENDS: list[Event] = [
+    JobDone(t=0, job="w/r:0.0", counters={}, seconds=1),
+    JobStopped(t=0, job="w/r:0.0", counters={}, seconds=1),
+    JobFailed(t=0, job="w/r:0.0", error="E", message="m", traceback=""),
+    DrillDone(t=0, job="w/r:0.0", holds=1, calls=1, waited=0, unanswered=0),
+]
+
+
+@pytest.mark.parametrize("end", ENDS, ids=lambda event: event.KIND)
+def test_a_lane_that_is_done_gives_the_others_the_time_of_a_job_anew(process: _Process, end: Event) -> None:
     limits = Limits(job_seconds=50, silence_seconds=1000)
     says(process, Progress(t=0, job="w/r:0.0", phase=Phase.TRACE))
     assert process.busy_since is not None
     process.busy_since -= 100
     assert process.over_limit(limits) == (End.TIMED_OUT, 50)
-    says(process, JobDone(t=0, job="w/r:0.0", counters={}, seconds=1))
+    says(process, end)
     assert process.over_limit(limits) is None
+
+
+@pytest.mark.parametrize("phase", [phase for phase in Phase if phase is not Phase.WAIT])
+def test_a_phase_gives_a_job_no_more_time(process: _Process, phase: Phase) -> None:
+    says(process, Progress(t=0, job="w/r:0.0", phase=Phase.TRACE))
+    assert process.busy_since is not None
+    process.busy_since -= 100
+    says(process, Progress(t=0, job="w/r:0.0", phase=phase), Heartbeat(t=0))
+    assert process.over_limit(Limits(job_seconds=50, silence_seconds=1000)) == (End.TIMED_OUT, 50)

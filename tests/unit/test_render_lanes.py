@@ -328,11 +328,11 @@ def test_an_outcome_a_hazard_and_the_drill_are_whole_at_any_width(tmp_path: Path
 
 def test_a_drill_is_followed_after_the_verification(capsys: pytest.CaptureFixture[str]) -> None:
     with RunProgress("verify", quiet=False) as progress:
-        progress.on_plan(ONE_DEVICE)
+        progress.on_plan(ONE_DEVICE, "")
         for event in one_device():
             progress.on_event(0, event)
         progress.notify("drill: 1 of 1 ranks, on an empty cache")
-        progress.on_plan(drill_plan(ONE_DEVICE, "/s"))
+        progress.on_plan(drill_plan(ONE_DEVICE, "/s"), "drill")
         for event in drill_events():
             progress.on_event(0, event)
     said = re.sub(r"in \d+ ms", "in T", capsys.readouterr().err).splitlines()
@@ -341,7 +341,7 @@ def test_a_drill_is_followed_after_the_verification(capsys: pytest.CaptureFixtur
         f"{FIRST} (cpu): hit in T, 2 hit, 0 missed",
         f"{SECOND} (cpu): hit in T, 0 hit, 0 missed",
         "drill: 1 of 1 ranks, on an empty cache",
-        "verify: 2 jobs on 1 ranks (2 distinct)",
+        "drill: 2 jobs on 1 ranks (2 distinct)",
         f"{FIRST} (cpu): drilled in T, 0 hit, 0 missed",
         f"{SECOND} (cpu): drilled in T, 0 hit, 0 missed",
     ]
@@ -351,7 +351,7 @@ def test_a_drill_is_followed_after_the_verification(capsys: pytest.CaptureFixtur
 def test_no_kind_of_event_stops_the_display(capsys: pytest.CaptureFixture[str], kind: Any) -> None:
     event = sample(kind)
     with RunProgress("verify", quiet=True) as progress:
-        progress.on_plan(ONE_DEVICE)
+        progress.on_plan(ONE_DEVICE, "")
         progress.on_event(0, event)
         if hasattr(event, "job"):
             progress.on_event(0, dataclasses.replace(event, job=SECOND))

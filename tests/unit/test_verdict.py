@@ -204,6 +204,13 @@ def test_a_hazard_is_said_once_for_each_thread_that_brought_it_about_with_how_of
     ]
 
 
+def test_hazards_of_nobody_that_say_different_things_are_each_said() -> None:
+    said = [f"recompile_limit is 64 here and 8 in {where}" for where in ("lane 0", "autograd's thread of cuda:0")]
+    drift = [hazard(HazardCode.LANE_CONFIG_DRIFT, owner="", stack=(), message=message) for message in said]
+    verdict = judge(plus(*drift)(warm_events()))
+    assert [reason.message for reason in verdict.jobs[0].reasons] == said
+
+
 def test_a_hazard_makes_nothing_better_than_it_is_without() -> None:
     race = plus(hazard(HazardCode.FX_RACE))
     cold = judge(race(plus(lookup(Layer.FX, Answer.MISS))(warm_events())))

@@ -250,16 +250,16 @@ def test_lanes_that_hung_are_each_named_and_the_cycle_once() -> None:
     assert [reason.code for reason in verdict.reasons] == [Code.COMPILE_DEADLOCK]
 
 
+def said_of(jobs: dict[str, str], events: Sequence[Any]) -> list[Event]:
+    """The events of some jobs as those of others; what is of no job stays."""
+    return [dataclasses.replace(x, job=jobs[x.job]) if getattr(x, "job", None) in jobs else x for x in events]
+
+
 def test_a_rank_is_not_proven_by_what_another_rank_asked() -> None:
     two = plan("processes = 2\nlanes = 2")
     third, fourth = (job.id for job in two.jobs[2:])
     renamed = {FIRST: third, SECOND: fourth}
-    other = [
-        dataclasses.replace(event, job=renamed[event.job])  # type: ignore[union-attr]
-        if getattr(event, "job", None) in renamed
-        else event
-        for event in one_device()
-    ]
+    other = said_of(renamed, one_device())
     expected: Expected = {job.id: keys(0) for job in two.jobs}
 
     def judged(second: list[Event]) -> Verdict:
@@ -276,11 +276,9 @@ def test_a_rank_is_not_proven_by_what_another_rank_asked() -> None:
 def test_a_workload_is_not_proven_by_what_another_one_asked() -> None:
     two = plan("lanes = 2", WORKLOAD + WORKLOAD.replace('"w"', '"x"'))
     events = one_device()
-    more = [
-        dataclasses.replace(event, job=event.job.replace("w/", "x/"))  # type: ignore[union-attr]
-        for event in events
-        if getattr(event, "job", None) and not isinstance(event, Lookup)
-    ]
+    renamed = {FIRST: "x/r:0.0", SECOND: "x/r:0.1"}
+    said = [event for event in events if getattr(event, "job", None) and not isinstance(event, Lookup)]
+    more = said_of(renamed, said)
     expected: Expected = {job.id: keys(0) for job in two.jobs}
     verdict = judge([*events[:-1], *more, Bye(t=0)], plan=two, expected=expected)
     assert verdict.kind is Kind.UNKNOWN

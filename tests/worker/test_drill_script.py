@@ -8,12 +8,13 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import pytest
 
 from flexwarm import spec
 from flexwarm.observer.recorder import Recorder
+from flexwarm.observer.torch_api.tracing import TracingApi
 from flexwarm.request import JobRequest, Purpose
 from flexwarm.worker import drill
 from flexwarm.worker.drill import HOLDS, _Count, _Script, _Stage
@@ -41,10 +42,10 @@ class Drilled:
     """A script with lanes in threads of their own."""
 
     def __init__(self, directory: Path, lanes: int) -> None:
-        self.tracing: Any = Tracing()
+        self.tracing = Tracing()
         self.recorder = Recorder(directory / "events", Purpose.DRILL)
         self.jobs = requests(lanes)
-        self.script = _Script(self.jobs, self.tracing, self.recorder)
+        self.script = _Script(self.jobs, cast(TracingApi, self.tracing), self.recorder)
         self._threads: list[threading.Thread] = []
         self._raised: list[BaseException] = []
 

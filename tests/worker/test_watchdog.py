@@ -118,7 +118,7 @@ def test_two_lanes_that_wait_for_each_other_are_found_within_the_limit_and_named
     assert sorted(hang.jobs) == ["w/r:0.0", "w/r:0.1"]
     assert hang.message.startswith("lane 0 holds torch's compile lock and waits at ")
     assert "threading.py" in hang.message
-    assert hang.message.endswith(", while lane 1 (in waits_for_the_lock) waits for that lock")
+    assert hang.message.endswith(", while lane 1 (in waits_for_the_lock of program.py) waits for that lock")
     assert {"lane 0", "lane 1", "the main thread"} <= set(hang.stacks)
     assert any("program.py" in line and " in hold: never.wait()" in line for line in hang.stacks["lane 0"])
     assert hang.stacks["lane 1"][-1].endswith("in waits_for_the_lock: lock.acquire()")
@@ -165,7 +165,7 @@ def test_a_thread_that_waits_and_belongs_to_nobody_is_the_engines(tmp_path: Path
             _thread.start_new_thread(engine, ())
     """
     (hang,) = found(tmp_path, script).hangs
-    assert "of the autograd engine (in engine)" in hang.message
+    assert "of the autograd engine (in engine of program.py)" in hang.message
     assert any(name.endswith("of the autograd engine") for name in hang.stacks)
 
 
