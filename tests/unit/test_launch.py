@@ -10,7 +10,19 @@ from pathlib import Path
 import pytest
 
 from flexwarm import spec
-from flexwarm.events import DrillDone, Event, Hang, Heartbeat, JobDone, JobFailed, JobStopped, Phase, Progress, to_line
+from flexwarm.events import (
+    DrillDone,
+    DrillLock,
+    Event,
+    Hang,
+    Heartbeat,
+    JobDone,
+    JobFailed,
+    JobStopped,
+    Phase,
+    Progress,
+    to_line,
+)
 from flexwarm.launch import Limits, _gate, _leader_gate, _Process, _start
 from flexwarm.plan import Plan, Worker, make_plan
 from flexwarm.record import End
@@ -128,6 +140,7 @@ ENDS: list[Event] = [
     JobStopped(t=0, job="w/r:0.0", counters={}, seconds=1),
     JobFailed(t=0, job="w/r:0.0", error="E", message="m", traceback=""),
     DrillDone(t=0, job="w/r:0.0", holds=1, calls=1, waited=0, unanswered=0),
+    DrillLock(t=0, job="w/r:0.0", met=True),
 ]
 
 

@@ -18,6 +18,7 @@ from flexwarm.events import (
     Compiled,
     Dense,
     DrillDone,
+    DrillLock,
     Event,
     JobDone,
     JobStopped,
@@ -461,6 +462,37 @@ def test_each_other_lane_must_have_called_in_each_hold() -> None:
     assert after(4).kind is Kind.WARM
     assert after(3).kind is Kind.UNKNOWN
     assert after(2).kind is Kind.UNKNOWN
+
+
+def test_of_lanes_that_share_a_device_the_second_must_have_compiled_beside_a_backward() -> None:
+    sharing = plan('lanes = 3\ndevices = "cuda:0"', WORKLOAD + "grad = true\n")
+    lanes = [job.id for job in sharing.jobs]
+    before = judge(
+        [hello(), *asked(FIRST, 0), *(shape_done(job=job) for job in lanes), *(done(job) for job in lanes), Bye(t=0)],
+        plan=sharing,
+        expected=dict.fromkeys(lanes, keys(0)),
+    )
+    assert before.kind is Kind.WARM
+    held = [drill_done(job, holds=2, calls=4) for job in lanes]
+
+    def after(*said: Event) -> Verdict:
+        return drilled([hello(), *held, *said, Bye(t=0)], of=sharing, before=before)
+
+    assert after(DrillLock(t=0, job=lanes[1], met=True)).kind is Kind.WARM
+    for said in ((), (DrillLock(t=0, job=lanes[1], met=False),), (DrillLock(t=0, job=lanes[0], met=True),)):
+        verdict = after(*said)
+        assert (verdict.kind, codes_by_job(verdict)[lanes[1]]) == (Kind.UNKNOWN, {Code.NO_EVIDENCE})
+        assert "while a backward" in verdict.jobs[1].reasons[0].message
+
+
+def test_lanes_with_devices_of_their_own_have_no_backward_to_meet() -> None:
+    apart = plan('lanes = 2\ndevices = "cuda:0-1"', WORKLOAD + "grad = true\n")
+    events = [*asked(FIRST, 0), *asked(SECOND, 1), shape_done(job=FIRST), shape_done(job=SECOND)]
+    before = judge(
+        [hello(), *events, done(FIRST, 2), done(SECOND, 2), Bye(t=0)], plan=apart, expected={FIRST: keys(0), SECOND: keys(1)}
+    )
+    assert before.kind is Kind.WARM
+    assert drilled(drill_events(), of=apart, before=before).kind is Kind.WARM
 
 
 @settings(max_examples=200, deadline=None)
