@@ -178,6 +178,7 @@ class DrillDone:
     Attributes:
         holds: traces in which the lane was held.
         calls: warm calls that the other lanes made meanwhile.
+        callers: how many lanes made these.
         waited: calls that turned out to need a compile, so that they waited for the trace instead of meeting it.
         unanswered: holds that ended at their limit, before every other lane had called.
     """
@@ -187,6 +188,7 @@ class DrillDone:
     job: str
     holds: int
     calls: int
+    callers: int
     waited: int
     unanswered: int
 

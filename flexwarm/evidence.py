@@ -229,12 +229,12 @@ def drill_reasons(record: JobRecord, drill: Record) -> list[Reason]:
             reasons.append(_no_evidence(f"the drill did not hold lane {record.job.lane} in a trace"))
     else:
         done, others = record.drill, len(drill.round_of(record.job)) - 1
-        tried = done.calls >= others and done.calls + done.waited >= done.holds * others
+        tried = done.callers == others and done.calls + done.waited >= done.holds * others
         if not done.holds or done.unanswered or not tried:
             reasons.append(
                 _no_evidence(
-                    f"the drill held lane {record.job.lane} in {done.holds} traces, and the {others} other lanes made "
-                    f"{done.calls} calls meanwhile"
+                    f"the drill held lane {record.job.lane} in {done.holds} traces, and {done.callers} of the {others} "
+                    f"other lanes made {done.calls} calls meanwhile"
                 )
             )
     met = record.drill_lock is not None and record.drill_lock.met

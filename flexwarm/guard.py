@@ -298,11 +298,19 @@ class _Shares:
         if self.lock is not None:
             return
         api = tracing.resolve_tracing()
-        with api.lock(), _mutex:
+        while self.lock is None:
+            with api.lock():
+                # install() has the mutex and waits for the lock, so nobody may wait for the mutex with the lock.
+                if _mutex.acquire(blocking=False):
+                    try:
+                        if self.lock is None:
+                            self.lock = _Lock(api.lock(), self)
+                            tracing.replace_lock(api, self.lock)
+                            tracing.around_backward(api, self.apart)
+                    finally:
+                        _mutex.release()
             if self.lock is None:
-                self.lock = _Lock(api.lock(), self)
-                tracing.replace_lock(api, self.lock)
-                tracing.around_backward(api, self.apart)
+                time.sleep(0.002)
 
     def unhook(self, api: TracingApi) -> None:
         """Put torch's lock back; barriers that exist hook again when they are entered."""

@@ -12,6 +12,9 @@ from flexwarm.workload import Workload, workload_from_json
 
 SCHEMA = 2
 
+#: How long a drill holds a lane inside one trace at most.
+HOLD_SECONDS = 10.0
+
 
 class Purpose(StrEnum):
     """What the worker does."""

@@ -57,7 +57,7 @@ Exit codes:
   5    a job failed in the compiler, raised, or gave a wrong result
   6    a worker died, hung or was killed
   7    the store is corrupt or tampered with
-  8    unsafe: warm, but a call would raise, hang, crash or run dense attention
+  8    unsafe: a call raises, hangs, crashes or runs dense attention, or would
   70   a bug in flexwarm
   130  interrupted (143: terminated, 129: hung up)
 """

@@ -221,14 +221,14 @@ class GuardWatch:
 
 
 def _raised_in_fx(error: BaseException) -> bool:
-    """Whether any part of a chain of errors came out of torch.fx."""
+    """Whether any error of a chain was raised in torch.fx itself, and not in what it called."""
     seen: set[int] = set()
     link: BaseException | None = error
     while link is not None and id(link) not in seen:
         seen.add(id(link))
         frames = traceback.walk_tb(link.__traceback__)
         names = [frame.f_code.co_filename.replace("\\", "/") for frame, _ in frames]
-        if names and any("/torch/fx/" in name for name in names[-3:]):
+        if names and "/torch/fx/" in names[-1]:
             return True
         link = link.__cause__ or link.__context__
     return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import posixpath
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from flexwarm import canonical, launch
 from flexwarm.canonical import StrEnum
 from flexwarm.plan import Job, Plan, Worker, bucket_environment
 from flexwarm.record import Record
-from flexwarm.request import Purpose
+from flexwarm.request import HOLD_SECONDS, Purpose
 from flexwarm.workload import Workload
 
 if TYPE_CHECKING:
@@ -79,8 +80,9 @@ def _layout(worker: Worker) -> dict[str, object]:
 
 
 def _kind(workload: Workload) -> dict[str, object]:
-    """What distinguishes a call for a drill; shapes do not."""
-    return {"call_site": workload.call_site, "grad": workload.grad, "compile": workload.compile}
+    """What distinguishes a call for a drill; shapes do not, and a drill compiles without dynamic shapes."""
+    options = dataclasses.replace(workload.compile, dynamic=None)
+    return {"call_site": workload.call_site, "grad": workload.grad, "compile": options}
 
 
 def _drilled(worker: Worker, scratch: str) -> Worker:
@@ -90,7 +92,9 @@ def _drilled(worker: Worker, scratch: str) -> Worker:
     jobs: tuple[Job, ...] = tuple(
         dataclasses.replace(job, leader=None) for job in worker.jobs if job.workload.name in chosen.values()
     )
-    return dataclasses.replace(worker, env={**worker.env, **bucket_environment(scratch)}, jobs=jobs)
+    # A cache for each rank: what another one had compiled would be hit, and not traced.
+    own = bucket_environment(posixpath.join(scratch, f"rank-{worker.rank}"))
+    return dataclasses.replace(worker, env={**worker.env, **own}, jobs=jobs)
 
 
 def run_drill(prepared: Prepared, options: RunOptions, environ: Mapping[str, str], watcher: Watcher) -> DrillResult:
@@ -102,12 +106,15 @@ def run_drill(prepared: Prepared, options: RunOptions, environ: Mapping[str, str
         return DrillResult(state=state)
     directory = run_directory(prepared.bucket, launch.new_run_id())
     scratch = directory / "cache"
-    scratch.mkdir(mode=0o700)
-    plan = drill_plan(prepared.plan, str(scratch))
-    watcher.notify(f"the drill: {len(plan.workers)} of {len(prepared.plan.workers)} ranks, on an empty cache")
-    watcher.on_plan(plan, "drill")
+    conduct = options.conduct(Purpose.DRILL)
+    # A lane that is held stands still, and that is no hang.
+    conduct = dataclasses.replace(conduct, hang_seconds=max(conduct.hang_seconds, 2 * HOLD_SECONDS))
     try:
-        record = run_in(directory, plan, options.conduct(Purpose.DRILL), environ, options.limits, watcher)
+        scratch.mkdir(mode=0o700)
+        plan = drill_plan(prepared.plan, str(scratch))
+        watcher.notify(f"the drill: {len(plan.workers)} of {len(prepared.plan.workers)} ranks, on an empty cache")
+        watcher.on_plan(plan, "drill")
+        record = run_in(directory, plan, conduct, environ, options.limits, watcher)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)  # what cannot go goes with the run's directory
     return DrillResult(state=state, record=record)

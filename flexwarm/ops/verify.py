@@ -16,7 +16,7 @@ from flexwarm.ops.prepare import DRILL, Prepared, context, foreign_cache, prepar
 from flexwarm.ops.run import RunOptions, RunResult, Watcher, run_workers
 from flexwarm.plan import COMPILE_THREADS, Job, Plan
 from flexwarm.proof import JobProof, Proof
-from flexwarm.reasons import Code, Kind, Reason
+from flexwarm.reasons import Code, Kind, Reason, is_hazard
 from flexwarm.record import Record
 from flexwarm.request import Purpose
 from flexwarm.verdict import JobVerdict, Outcome, Verdict, conclude, judge_verify, with_drill
@@ -99,16 +99,22 @@ def _decide(
             return _none_run(plan, [_unfinished(prepared)], Outcome.NOT_RUN), None, None, not_run
         matches = {job.id: _match(job, known) for job in plan.jobs}
         if fast:
-            return _fast(prepared, known, matches, options, environ), None, known, not_run
+            verdict, proven = _fast(prepared, known, matches, options, environ)
+            return verdict, None, known, DrillResult(state=proven or not_run.state)
         verdict, record, state = _full(prepared, known, matches, options, environ, watcher)
         drill = not_run
-        if verdict.kind in (Kind.WARM, Kind.UNSAFE) and record is not None:
+        if _only_hazards(verdict) and record is not None:
             drill = run_drill(prepared, options, environ, watcher)
             verdict = with_drill(verdict, drill.record) if drill.record is not None else verdict
         if verdict.kind is Kind.WARM and record is not None:
             now = context(prepared, environ, guard=options.conduct(Purpose.VERIFY).remedy, drill=drill.state.value)
             _remember(prepared, read, state, record, now, watcher)
         return verdict, record, known, drill
+
+
+def _only_hazards(verdict: Verdict) -> bool:
+    """Whether everything is warm, hazards aside: for one that is cold a drill would change nothing."""
+    return all(is_hazard(reason) for reason in [*verdict.reasons, *(x for job in verdict.jobs for x in job.reasons)])
 
 
 def _full(
@@ -167,23 +173,24 @@ def _fast(
     matches: Mapping[str, JobEntry | None],
     options: RunOptions,
     environ: Mapping[str, str],
-) -> Verdict:
-    """Whether anything has changed since a full verification found these jobs warm."""
+) -> tuple[Verdict, DrillState | None]:
+    """Whether anything has changed since a full verification found these jobs warm; and what drill it had, if nothing."""
     bucket = prepared.bucket
     proven = proof.load(bucket)
     if proven is None or proven.state != inventory.state(bucket, known):
         if bucket.building.exists():
             unfinished = _not_proven("a build began since the last verification and did not finish")
-            return _none_run(prepared.plan, [unfinished], Outcome.UNPROVEN)
+            return _none_run(prepared.plan, [unfinished], Outcome.UNPROVEN), None
         faults = inventory.check(bucket, known, deep=False)
         damaged = [fault for fault in faults if fault.kind is not FaultKind.MTIME]
         if damaged:
-            return _none_run(prepared.plan, [_fault_reason(fault) for fault in damaged], Outcome.NOT_RUN)
+            return _none_run(prepared.plan, [_fault_reason(fault) for fault in damaged], Outcome.NOT_RUN), None
         if proven is not None:
             touched = f"{faults[0].path} was" if faults else "a file was"
             message = f"{touched} written, copied or replaced since a verification last read the bucket"
-            return _none_run(prepared.plan, [_not_proven(message)], Outcome.UNPROVEN)
+            return _none_run(prepared.plan, [_not_proven(message)], Outcome.UNPROVEN), None
     jobs = []
+    states: set[str] = set()
     for job in prepared.plan.jobs:
         entry = matches[job.id]
         if entry is None:
@@ -202,7 +209,13 @@ def _fast(
             ]
         outcome = Outcome.UNPROVEN if reasons else Outcome.HIT
         jobs.append(JobVerdict(job=job, outcome=outcome, reasons=tuple(reasons), record=None))
-    return conclude(jobs, [], best=Kind.WARM)
+        if known_proof is not None:
+            states.add(known_proof.context.get(DRILL, ""))
+    verdict = conclude(jobs, [], best=Kind.WARM)
+    if verdict.kind is not Kind.WARM:
+        return verdict, None
+    # The least that any of them had.
+    return verdict, next(x for x in (DrillState.LEFT_OUT, DrillState.RAN, DrillState.NOT_NEEDED) if x.value in states)
 
 
 def _one_compile_thread(plan: Plan) -> Plan:

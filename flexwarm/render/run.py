@@ -286,11 +286,11 @@ def _summary(result: RunResult) -> str:
 def _drilled(result: RunResult) -> str:
     """What a warm verdict rests on beside keys: nobody may take it for more than it is."""
     fixed = "" if result.remedy == Guard.REPORT.value else f", guard {result.remedy}"
-    if result.drill is None or result.fast:
+    if result.drill is None:
         return fixed
     if result.drill.state is DrillState.LEFT_OUT:
         return f"{fixed}, the drill was left out"
-    if result.drill.state is DrillState.RAN:
+    if result.drill.state is DrillState.RAN and not result.fast:
         return f"{fixed}, drill: {result.drill.calls} calls in {result.drill.holds} holds"
     return fixed
 

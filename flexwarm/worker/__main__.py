@@ -89,6 +89,7 @@ def run_worker(request: WorkerRequest, recorder: Recorder) -> None:
         request=request,
         api=api,
         recorder=recorder,
+        tracing=tracing,
         guard=guard,
         settled=settled,
         baseline=frozenset(sys.modules),
@@ -96,12 +97,12 @@ def run_worker(request: WorkerRequest, recorder: Recorder) -> None:
         began_unix=time.time(),
     )
     several = request.lanes > 1
-    for jobs in lanes.rounds(request.jobs):
+    for number, jobs in enumerate(lanes.rounds(request.jobs)):
         admitted = lanes.admitted(recorder, jobs)
         if not admitted:
             continue
         if conduct.purpose is Purpose.DRILL:
-            drill.run(bench, admitted)
+            drill.run(bench, admitted, number)
         else:
             lanes.run(bench, admitted, several=several)
 

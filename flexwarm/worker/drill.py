@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from flexwarm.events import DrillDone, DrillLock, Phase, Progress
@@ -21,12 +21,10 @@ from flexwarm.observer import threads
 from flexwarm.observer.guard import GuardWatch
 from flexwarm.observer.recorder import Recorder
 from flexwarm.observer.torch_api.tracing import TracingApi, resolve_tracing
-from flexwarm.request import JobRequest
+from flexwarm.request import HOLD_SECONDS, JobRequest
 from flexwarm.worker import attention, lanes
 from flexwarm.worker.attention import Arguments, Runner
 
-#: How long a lane is held inside one trace at most.
-HOLD_SECONDS = 20.0
 #: A lane is held in so many traces of one compile; Inductor makes more of them than teach anything.
 HOLDS = 4
 POLL_SECONDS = 0.02
@@ -40,6 +38,7 @@ class _Count:
 
     holds: int = 0
     calls: int = 0
+    callers: set[int] = field(default_factory=set)
     waited: int = 0
     unanswered: int = 0
 
@@ -119,9 +118,9 @@ class _Script:
         return {self._recorder.lane_of(ident) for ident in self._tracing.lock_waiters()}
 
     def wait_for_hold(self) -> bool:
-        """Until a lane is held; False if it is done before, or the limit is over."""
+        """Until the lane that is to be held is; False if it is done before."""
         with self._changed:
-            self._changed.wait_for(lambda: self._hold > 0 or self._holder is None, HOLD_SECONDS)
+            self._changed.wait_for(lambda: self._hold > 0 or self._holder is None)
             return self._hold > 0
 
     def beside(self, lane: int, call: Callable[[], None]) -> None:
@@ -140,6 +139,7 @@ class _Script:
                     if self._hold == answered:
                         self._called.add(lane)
                         self._done.calls += 1
+                        self._done.callers.add(lane)
                     self._changed.notify_all()
 
     def leave(self, lane: int) -> None:
@@ -149,8 +149,12 @@ class _Script:
             self._changed.notify_all()
 
 
-def run(bench: lanes.Bench, jobs: Sequence[JobRequest]) -> None:
-    """Drill the lanes of one workload; what happens to them is in their events, and each lane says when it is done."""
+def run(bench: lanes.Bench, jobs: Sequence[JobRequest], number: int) -> None:
+    """Drill the lanes of one workload; what happens to them is in their events, and each lane says when it is done.
+
+    Args:
+        number: of the workload in this rank: what it compiles in its holds must not be there from another workload.
+    """
     recorder, api = bench.recorder, bench.api
     for job in jobs:
         recorder.emit(Progress(t=time.time(), job=job.id, phase=Phase.TRACE))
@@ -175,7 +179,7 @@ def run(bench: lanes.Bench, jobs: Sequence[JobRequest]) -> None:
             try:
                 # From torch 2.12 on a thread has its own limit.
                 api.dynamo_config.recompile_limit = RECOMPILE_LIMIT
-                _Lane(bench, job, shared, fixed, script, stage, jobs).run()
+                _Lane(bench, job, shared, fixed, script, stage, jobs, number).run()
             except SystemExit as error:
                 lanes.emit_failure(recorder, job.id, RuntimeError(f"a function of the spec called sys.exit({error.code!r})"))
             except Exception as error:  # noqa: BLE001 - a lane's outcome, said in full
@@ -226,12 +230,14 @@ class _Lane:
         script: _Script,
         stage: _Stage,
         jobs: Sequence[JobRequest],
+        number: int,
     ) -> None:
         self._recorder: Recorder = bench.recorder
         self._guard: GuardWatch = bench.guard
         self._job, self._fixed, self._script, self._stage, self._jobs = job, fixed, script, stage, jobs
         self._runner = Runner(job.workload, job.device, shared, bench.recorder, bench.guard)
         self._shape = job.workload.shapes[0]
+        self._number = number
 
     def run(self) -> None:
         self._runner.enter()
@@ -267,6 +273,7 @@ class _Lane:
                 job=self._job.id,
                 holds=done.holds,
                 calls=done.calls,
+                callers=len(done.callers),
                 waited=done.waited,
                 unanswered=done.unanswered,
             )
@@ -319,4 +326,4 @@ class _Lane:
     def _new(self, number: int) -> Arguments:
         """Arguments that no lane has called with: they are compiled anew."""
         scale = self._job.workload.scale or self._shape.head_dim**-0.5
-        return self._runner.arguments(self._shape, scale=scale * (1.0 + (1 + number) / 64))
+        return self._runner.arguments(self._shape, scale=scale * (1.0 + (1 + number + 1000 * self._number) / 2**16))

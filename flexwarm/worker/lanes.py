@@ -20,6 +20,7 @@ from flexwarm.observer import caches, limits
 from flexwarm.observer.guard import GuardWatch
 from flexwarm.observer.recorder import Recorder, StopAtMiss
 from flexwarm.observer.torch_api import TorchApi
+from flexwarm.observer.torch_api.tracing import TracingApi
 from flexwarm.request import JobRequest, Purpose, WorkerRequest
 from flexwarm.topology import LaneContext
 from flexwarm.worker import attention, sources
@@ -42,6 +43,7 @@ class Bench:
     request: WorkerRequest
     api: TorchApi
     recorder: Recorder
+    tracing: TracingApi
     guard: GuardWatch
     settled: str
     baseline: frozenset[str]
@@ -211,7 +213,9 @@ def _run_job(
         if end.error is not None:
             emit_failure(recorder, job.id, end.error)
         # In this thread: from torch 2.12 on each has settings of its own.
-        config = read_settings(api)
+        # Under the lock of compiles: before 2.12 another lane's compile may have its own options in force for the process.
+        with bench.tracing.lock():
+            config = read_settings(api)
         if canonical.digest(config) != bench.settled:
             recorder.emit(Settings(t=time.time(), job=job.id, config_digest=canonical.digest(config), config=config))
 

@@ -423,7 +423,7 @@ def test_every_field_of_a_runs_json_is_on_the_json_page() -> None:
     ]
     ended = {0: Exit(end=End.FINISHED, status=0, log="l")}
     record = fold(plan, {0: said}, ended)
-    drilled = DrillDone(t=0, job=done.id, holds=1, calls=1, waited=0, unanswered=0)
+    drilled = DrillDone(t=0, job=done.id, holds=1, calls=1, callers=1, waited=0, unanswered=0)
     drill = fold(drill_plan(plan, "/b"), {0: [drilled]}, ended)
     result = RunResult(
         verdict=with_drill(judge_verify(record, {}, {}, [], {}), drill),

@@ -35,7 +35,8 @@ DAMAGES: list[Callable[[Path], None]] = [remove, cut, alter]
 
 def test_every_file_of_a_bucket_removed_cut_or_altered_is_found_and_named(warm: Flexwarm, built_store: Path) -> None:
     files = [entry.path for entry in warm.manifest().files] + ["manifest.json"]
-    assert len(files) > 20, "a small bucket has a kernel, vector probes, graph entries and a fingerprint"
+    # How many probes of vector instructions there are depends on the processor.
+    assert len(files) > 10, "a small bucket has a kernel, vector probes, graph entries and a fingerprint"
     assert any(path.endswith(".so") for path in files)
     assert any("fxgraph/" in path for path in files)
     assert any("aotautograd/" in path for path in files)

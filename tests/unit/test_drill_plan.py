@@ -73,7 +73,6 @@ def test_of_workloads_that_are_called_alike_the_first_is_drilled_on_every_lane()
     [
         'call_site = "module"',
         "grad = true",
-        "compile = { dynamic = true }",
         "compile = { fullgraph = true }",
         'compile = { mode = "max-autotune" }',
         "compile = { options = { max_autotune = true } }",
@@ -84,10 +83,16 @@ def test_each_kind_of_call_is_drilled(other: str) -> None:
     assert workloads(found) == ["a", "b"]
 
 
+def test_dynamic_shapes_make_no_kind_of_their_own_for_the_drill_has_none() -> None:
+    found = plan(role("lanes = 2"), workload("a") + workload("b", "compile = { dynamic = true }"))
+    assert workloads(found) == ["a"]
+
+
 def test_a_drilled_rank_uses_the_scratch_cache_and_nothing_of_the_bucket() -> None:
     found = plan(role('lanes = 2\nenv = { MINE = "1" }'))
     (worker,) = drill_plan(found, SCRATCH).workers
-    scratch = bucket_environment(SCRATCH)
+    # Of its own: what another rank had compiled would be hit, and not traced.
+    scratch = bucket_environment(f"{SCRATCH}/rank-{worker.rank}")
     assert {name: worker.env[name] for name in scratch} == scratch
     assert not any("/bucket" in value for value in worker.env.values())
     # All else is as in the rank that it stands for.
@@ -126,8 +131,8 @@ def test_a_drill_is_wanted_where_a_rank_has_lanes_and_nobody_said_no(lanes: int,
 def test_the_result_of_a_drill_counts_what_was_held_and_called_in_all_lanes() -> None:
     found = drill_plan(plan(role("processes = 2\nlanes = 2")), SCRATCH)
     said: list[Event] = [
-        DrillDone(t=0, job="w/r:0.0", holds=3, calls=3, waited=0, unanswered=0),
-        DrillDone(t=0, job="w/r:0.1", holds=4, calls=2, waited=2, unanswered=0),
+        DrillDone(t=0, job="w/r:0.0", holds=3, calls=3, callers=1, waited=0, unanswered=0),
+        DrillDone(t=0, job="w/r:0.1", holds=4, calls=2, callers=1, waited=2, unanswered=0),
         Bye(t=0),
     ]
     result = DrillResult(state=DrillState.RAN, record=fold(found, {0: said}, {0: Exit(end=End.FINISHED, status=0, log="/log")}))

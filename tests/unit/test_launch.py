@@ -139,7 +139,7 @@ ENDS: list[Event] = [
     JobDone(t=0, job="w/r:0.0", counters={}, seconds=1),
     JobStopped(t=0, job="w/r:0.0", counters={}, seconds=1),
     JobFailed(t=0, job="w/r:0.0", error="E", message="m", traceback=""),
-    DrillDone(t=0, job="w/r:0.0", holds=1, calls=1, waited=0, unanswered=0),
+    DrillDone(t=0, job="w/r:0.0", holds=1, calls=1, callers=1, waited=0, unanswered=0),
     DrillLock(t=0, job="w/r:0.0", met=True),
 ]
 

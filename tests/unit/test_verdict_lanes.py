@@ -354,7 +354,7 @@ WARM = judge(one_device())
 
 
 def drill_done(job: str, **changes: Any) -> DrillDone:
-    return DrillDone(**{"t": 0, "job": job, "holds": 3, "calls": 3, "waited": 0, "unanswered": 0, **changes})
+    return DrillDone(**{"t": 0, "job": job, "holds": 3, "calls": 3, "callers": 1, "waited": 0, "unanswered": 0, **changes})
 
 
 def drill_events() -> list[Event]:
@@ -419,7 +419,8 @@ def test_dense_attention_in_the_drill_is_unsafe() -> None:
         {"calls": 2},
         {"calls": 2, "waited": 0, "unanswered": 1},
         # All calls waited for the trace: not one was made inside of it.
-        {"calls": 0, "waited": 3},
+        {"calls": 0, "callers": 0, "waited": 3},
+        {"callers": 0},
         {"calls": 1, "waited": 1},
     ],
 )
@@ -455,13 +456,17 @@ def test_each_other_lane_must_have_called_in_each_hold() -> None:
     )
     assert before.kind is Kind.WARM
 
-    def after(calls: int) -> Verdict:
-        said = [drill_done(job, holds=2, calls=4) for job in lanes[1:]]
-        return drilled([hello(), drill_done(FIRST, holds=2, calls=calls), *said, Bye(t=0)], of=three, before=before)
+    def after(calls: int, callers: int = 2, waited: int = 0) -> Verdict:
+        said = [drill_done(job, holds=2, calls=4, callers=2) for job in lanes[1:]]
+        first = drill_done(FIRST, holds=2, calls=calls, callers=callers, waited=waited)
+        return drilled([hello(), first, *said, Bye(t=0)], of=three, before=before)
 
     assert after(4).kind is Kind.WARM
     assert after(3).kind is Kind.UNKNOWN
     assert after(2).kind is Kind.UNKNOWN
+    # One lane called in each hold, and the other one only ever waited for the trace to be over.
+    assert after(2, callers=1, waited=2).kind is Kind.UNKNOWN
+    assert after(2, callers=2, waited=2).kind is Kind.WARM
 
 
 def test_of_lanes_that_share_a_device_the_second_must_have_compiled_beside_a_backward() -> None:
@@ -473,7 +478,7 @@ def test_of_lanes_that_share_a_device_the_second_must_have_compiled_beside_a_bac
         expected=dict.fromkeys(lanes, keys(0)),
     )
     assert before.kind is Kind.WARM
-    held = [drill_done(job, holds=2, calls=4) for job in lanes]
+    held = [drill_done(job, holds=2, calls=4, callers=2) for job in lanes]
 
     def after(*said: Event) -> Verdict:
         return drilled([hello(), *held, *said, Bye(t=0)], of=sharing, before=before)

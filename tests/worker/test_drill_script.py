@@ -104,7 +104,7 @@ def test_a_lane_is_held_in_its_trace_until_each_other_lane_has_called(three: Dri
     three.lane(0, body)
     assert three.end() == []
     assert order == ["call", "call", "trace goes on"]
-    assert three.counts[0] == _Count(holds=1, calls=2)
+    assert three.counts[0] == _Count(holds=1, calls=2, callers={1, 2})
 
 
 def test_the_others_call_once_in_each_hold(two: Drilled) -> None:
@@ -113,7 +113,7 @@ def test_the_others_call_once_in_each_hold(two: Drilled) -> None:
     two.lane(1, lambda: two.script.beside(1, lambda: calls.append(1)))
     two.lane(0, body)
     assert two.end() == []
-    assert (len(calls), two.counts[0]) == (3, _Count(holds=3, calls=3))
+    assert (len(calls), two.counts[0]) == (3, _Count(holds=3, calls=3, callers={1}))
 
 
 def test_a_lane_is_held_in_so_many_traces_and_no_more(two: Drilled) -> None:
@@ -121,7 +121,7 @@ def test_a_lane_is_held_in_so_many_traces_and_no_more(two: Drilled) -> None:
     two.lane(1, lambda: two.script.beside(1, lambda: None))
     two.lane(0, body)
     assert two.end() == []
-    assert two.counts[0] == _Count(holds=HOLDS, calls=HOLDS)
+    assert two.counts[0] == _Count(holds=HOLDS, calls=HOLDS, callers={1})
 
 
 def test_a_call_that_waits_for_the_lock_is_waited_for_no_longer_and_is_no_call_inside_the_trace(two: Drilled) -> None:
@@ -206,7 +206,7 @@ def test_a_trace_in_a_thread_of_the_autograd_engine_is_the_holders(two: Drilled)
     two.lane(1, lambda: two.script.beside(1, lambda: None))
     _thread.start_new_thread(backward, ())
     assert done.wait(LIMIT)
-    assert two.script.release() == _Count(holds=1, calls=1)
+    assert two.script.release() == _Count(holds=1, calls=1, callers={1})
     assert two.end() == []
 
 
@@ -232,7 +232,7 @@ def test_a_lane_that_left_is_not_waited_for(three: Drilled) -> None:
     three.script.leave(2)
     holder.join(LIMIT)
     assert three.end() == []
-    assert three.counts[0] == _Count(holds=1, calls=1)
+    assert three.counts[0] == _Count(holds=1, calls=1, callers={1})
 
 
 def test_a_call_that_fails_ends_its_lane_and_not_the_hold(two: Drilled) -> None:

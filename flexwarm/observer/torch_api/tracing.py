@@ -136,10 +136,8 @@ class TracingApi:
         return patcher
 
     def module_patched(self) -> bool:
-        """Whether ``nn.Module.__call__`` or ``__getattr__`` is not torch's own."""
-        return (
-            self.module.__call__ is not self.fx._orig_module_call or self.module.__getattr__ is not self.fx._orig_module_getattr
-        )
+        """Whether ``nn.Module.__call__`` or ``__getattr__`` is one that a trace put there; others' patches are theirs."""
+        return _is_fx_patch(self, self.module.__call__) or _is_fx_patch(self, self.module.__getattr__)
 
     def lock(self) -> Any:
         """The lock that every compile takes, as torch finds it."""
@@ -769,6 +767,16 @@ def is_thread_local() -> bool:
     return _hooks.remedy
 
 
+def _is_fx_patch(api: TracingApi, method: Any) -> bool:
+    """Whether a method of ``nn.Module`` is what FX puts in its place, or our wrapper around that."""
+    for _ in range(2):
+        code = getattr(method, "__code__", None)
+        if code is not None and code.co_filename == api.fx.__file__ and code.co_name.startswith("module_"):
+            return True
+        method = getattr(method, "__wrapped__", None)
+    return False
+
+
 def repair_patches(api: TracingApi) -> bool:
     """Put ``nn.Module``'s own methods back where two interleaved traces left FX's; no trace may be open.
 
@@ -777,8 +785,7 @@ def repair_patches(api: TracingApi) -> bool:
     """
     repaired = False
     for name, original in (("__call__", api.fx._orig_module_call), ("__getattr__", api.fx._orig_module_getattr)):
-        code = getattr(getattr(api.module, name), "__code__", None)
-        if code is not None and code.co_filename == api.fx.__file__ and code.co_name.startswith("module_"):
+        if _is_fx_patch(api, getattr(api.module, name)):
             setattr(api.module, name, original)
             repaired = True
     return repaired
