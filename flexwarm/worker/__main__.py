@@ -41,7 +41,7 @@ def run_worker(request: WorkerRequest, recorder: Recorder) -> None:
     from flexwarm.observer import caches, compilers, dense, limits, watchdog
     from flexwarm.observer.guard import GuardWatch
     from flexwarm.observer.torch_api import resolve
-    from flexwarm.observer.torch_api.tracing import resolve_tracing
+    from flexwarm.observer.torch_api.tracing import enter_fake_mode, resolve_tracing
     from flexwarm.worker import drill, lanes
 
     api, tracing = resolve(), resolve_tracing()
@@ -51,6 +51,10 @@ def run_worker(request: WorkerRequest, recorder: Recorder) -> None:
 
         remedy.install(backward=conduct.backward.value)
     recorder.device_here = lambda: f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_initialized() else ""
+    if request.lanes > 1:
+        # Lanes here end with each workload, and a training program's do not: this thread is the first in that mode, so
+        # that a lane's end takes nothing with it.
+        enter_fake_mode()
     guard = GuardWatch(tracing, recorder)
     guard.start()
     watchdog.watch(tracing, recorder, conduct.hang_seconds)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from flexwarm import toolchain
-from tests.harness import SMALL, Flexwarm
+from tests.harness import SECOND, SMALL, Flexwarm
 
 pytestmark = pytest.mark.torch
 
@@ -82,6 +82,17 @@ def test_a_lane_that_fails_is_named_and_the_others_come_to_their_end(warm: Flexw
     first, second = done.json["jobs"]
     assert (first["outcome"], second["outcome"]) == ("hit", "failed")
     assert "this lane has no data" in second["reasons"][0]["message"]
+
+
+def test_lanes_of_one_workload_may_end_before_those_of_the_next_begin(warm: Flexwarm) -> None:
+    """A CUDA build of torch 2.11 without a GPU dies where the first thread that used fake tensors has ended."""
+    second = SECOND.replace("[[workload]]", "[[workload]]\ncalls = 2")
+    warm.spec(TWO + second)
+    built = warm.run_json("build")
+    assert built.code == 0, built.messages()
+    assert [job["outcome"] for job in built.json["jobs"] if job["lane"] == 1] == ["hit", "hit"]
+    done = warm.run_json("verify", "--no-drill")
+    assert (done.code, done.json["verdict"]) == (0, "warm"), done.messages()
 
 
 def test_a_cold_bucket_is_cold_for_lanes_too_and_nothing_is_drilled(warm: Flexwarm) -> None:
