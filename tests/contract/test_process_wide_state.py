@@ -30,10 +30,11 @@ PROCESS_WIDE = {
     "torch.compiler._is_compiling_flag": f"{CLOSED}: is_compiling() answers for the thread; from 2.13",
     "torch.fx.traceback.current_meta": f"{CLOSED}: annotations wait in their thread",
     "torch.fx.traceback.should_preserve_node_meta": "harmless: read where nodes are made, in turn",
-    "torch._dynamo.config.assume_static_by_default#override": "hazard lane-config-drift: up to 2.11 each call of a function "
-    "compiled with dynamic=True or False writes it, so another thread's compile is static or dynamic by chance",
-    "torch._dynamo.config.automatic_dynamic_shapes#override": "hazard lane-config-drift: as assume_static_by_default",
-    "torch._dynamo.compiled_autograd.active_disable_ctx": "hazard, no code: compiled autograd is off meanwhile for all threads",
+    "torch._dynamo.config.assume_static_by_default#override": "a key that misses, which verify sees: up to 2.11 each call of a "
+    "function compiled with dynamic=True or False writes it, so another thread's compile is static or dynamic by chance",
+    "torch._dynamo.config.automatic_dynamic_shapes#override": "as assume_static_by_default",
+    "torch._dynamo.compiled_autograd.active_disable_ctx": "harmless: other threads' backward passes run without "
+    "compiled autograd meanwhile, to the same result",
     "torch._dynamo.convert_frame.initial_global_state": "harmless: written and read by the compile that holds the lock",
     "torch._dynamo.utils.dict_keys_getitem": "harmless: a wrapper that acts on proxies, and calls the original otherwise",
     "torch.fx._symbolic_trace._assert_is_none": "harmless: a wrapper that acts on proxies, and calls the original otherwise",
