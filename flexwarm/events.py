@@ -13,6 +13,7 @@ from typing import Any, ClassVar, TypeAlias, get_args
 
 from flexwarm.canonical import StrEnum, plain, text
 from flexwarm.hazards import HazardCode
+from flexwarm.program_events import ProgramEvent
 
 
 class Phase(StrEnum):
@@ -99,7 +100,7 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lookup:
-    """A cache layer was asked for a key."""
+    """A cache layer was asked for a key. ``graph``: Dynamo's number of the graph, such as ``0/1``; empty if it is not known."""
 
     KIND: ClassVar[str] = "lookup"
     t: float
@@ -108,6 +109,7 @@ class Lookup:
     answer: Answer
     key: str
     reason: str
+    graph: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,8 +119,9 @@ class Compiled:
     KIND: ClassVar[str] = "compiled"
     t: float
     job: str | None
-    what: str  # "cxx", "header", "triton" or "autotune"
+    what: str  # "inductor", "cxx", "header", "triton" or "autotune"
     detail: str
+    graph: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,6 +237,23 @@ class ShapeDone:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepDone:
+    """One call of a step function has returned.
+
+    Attributes:
+        number: which call in this job, from 0; the first one compiles or loads.
+        checks: how often torch asked in this job, in the calling thread, whether FX traces; 0 where it called nothing compiled.
+    """
+
+    KIND: ClassVar[str] = "step_done"
+    t: float
+    job: str
+    number: int
+    checks: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobDone:
     """The job ran to its end; its own counters of the cache layers, as torch keeps them."""
 
@@ -299,16 +319,18 @@ Event: TypeAlias = (
     | DrillDone
     | DrillLock
     | ShapeDone
+    | StepDone
     | JobDone
     | JobStopped
     | JobFailed
     | Refused
     | Bye
+    | ProgramEvent
 )
 
 _KINDS: dict[str, Any] = {kind.KIND: kind for kind in get_args(Event)}
 _ENUMS: dict[str, Any] = {"phase": Phase, "layer": Layer, "answer": Answer}
-_TUPLES = {("dense", "shape"), ("dense", "stack"), ("hazard", "stack"), ("hang", "jobs")}
+_TUPLES = {("program", "argv"), ("dense", "shape"), ("dense", "stack"), ("hazard", "stack"), ("hang", "jobs")}
 
 
 def to_line(event: Event) -> str:

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from flexwarm.events import Answer, Hazard, JobFailed, JobStopped, Layer
+from flexwarm.events import Answer, Compiled, Dense, Hazard, JobFailed, JobStopped, Layer, Lookup
 from flexwarm.hazards import HazardCode
 from flexwarm.plan import Job
 from flexwarm.reasons import Code, Reason, hazard
@@ -16,22 +16,23 @@ from flexwarm.record import End, Exit, JobRecord, Record, WorkerRecord
 GUARD_MESSAGE = "Detected that you are using FX to symbolically trace"
 #: How the sentence of a reason that a drill gave begins.
 IN_DRILL = "in the drill: "
-_MISSES = {Layer.AOT: Code.AOT_MISS, Layer.FX: Code.FX_MISS, Layer.TRITON: Code.TRITON_MISS}
-_BYPASSES = {Layer.AOT: Code.AOT_BYPASS, Layer.FX: Code.FX_BYPASS}
-_LAYER_NAMES = {Layer.AOT: "AOTAutograd", Layer.FX: "FX graph", Layer.TRITON: "Triton"}
+#: The reason of a miss, or of a bypass, of each layer, and the layer's name for people.
+MISSES = {Layer.AOT: Code.AOT_MISS, Layer.FX: Code.FX_MISS, Layer.TRITON: Code.TRITON_MISS}
+BYPASSES = {Layer.AOT: Code.AOT_BYPASS, Layer.FX: Code.FX_BYPASS}
+LAYER_NAMES = {Layer.AOT: "AOTAutograd", Layer.FX: "FX graph", Layer.TRITON: "Triton"}
 
 
 def layer_reasons(record: JobRecord) -> list[Reason]:
     reasons = []
     for lookup in record.lookups:
-        name = _LAYER_NAMES[lookup.layer]
+        name = LAYER_NAMES[lookup.layer]
         if lookup.answer is Answer.MISS:
             detail = f" ({lookup.reason})" if lookup.reason else ""
             reasons.append(
-                Reason(code=_MISSES[lookup.layer], message=f"{name} key {short(lookup.key)} is not in the bucket{detail}")
+                Reason(code=MISSES[lookup.layer], message=f"{name} key {short(lookup.key)} is not in the bucket{detail}")
             )
         elif lookup.answer is Answer.BYPASS:
-            reasons.append(Reason(code=_BYPASSES[lookup.layer], message=f"{name} cache was bypassed: {lookup.reason}"))
+            reasons.append(Reason(code=BYPASSES[lookup.layer], message=f"{name} cache was bypassed: {lookup.reason}"))
     return reasons
 
 
@@ -55,8 +56,10 @@ def end_reasons(record: JobRecord, worker: WorkerRecord) -> list[Reason]:
         case _:
             if record.ran_to_end:
                 return []
-            done, planned = len(record.shapes), len(job.workload.shapes)
-            return [Reason(code=Code.NO_EVIDENCE, message=f"only {done} of {planned} shapes were checked")]
+            done, what = len(record.shapes), "shapes were checked"
+            if job.workload.step is not None:
+                done, what = len(record.steps), "calls of the step returned"
+            return [Reason(code=Code.NO_EVIDENCE, message=f"only {done} of {job.workload.parts} {what}")]
 
 
 def is_guards_own(failed: JobFailed) -> bool:
@@ -65,9 +68,14 @@ def is_guards_own(failed: JobFailed) -> bool:
 
 
 def hazard_reasons(record: JobRecord) -> list[Reason]:
-    """Each hazard of a job once, with the first thread that brought it about."""
+    """Each hazard of a job once."""
+    return seen_hazard_reasons(record.hazards)
+
+
+def seen_hazard_reasons(hazards: Sequence[Hazard]) -> list[Reason]:
+    """Each hazard once, with the first thread that brought it about."""
     found: dict[tuple[HazardCode, str, str], list[Hazard]] = {}
-    for seen in record.hazards:
+    for seen in hazards:
         # Without an owner it is the sentence that tells them apart, such as the settings of two threads.
         found.setdefault((seen.code, seen.owner, "" if seen.owner else seen.message), []).append(seen)
     reasons = []
@@ -140,7 +148,20 @@ def key_reasons(lanes: Sequence[JobRecord], expected: frozenset[tuple[str, str]]
 
 
 def check_reasons(record: JobRecord) -> list[Reason]:
-    """The guard must have been checked at each compiled call: a check that was not made found no hazard either."""
+    """The guard must have been checked at each compiled call: a check that was not made found no hazard either.
+
+    How many compiled calls a step makes only the user knows; that it makes any is what can be asked for.
+    """
+    if record.job.workload.step is not None:
+        if any(done.checks for done in record.steps):
+            return []
+        return [
+            Reason(
+                code=Code.NO_EVIDENCE,
+                message="the step made no compiled call",
+                hint="is torch.compile switched off, or called in another thread than the one that calls the step?",
+            )
+        ]
     return [
         Reason(
             code=Code.NO_EVIDENCE,
@@ -165,37 +186,50 @@ def layer_evidence_reasons(lanes: Sequence[JobRecord]) -> list[Reason]:
     end = lanes[0].end
     counters = end.counters if end and not isinstance(end, JobFailed) else {}
     lookups = [lookup for record in lanes for lookup in record.lookups]
-    for layer, counter in ((Layer.AOT, "aot_autograd.autograd_cache"), (Layer.FX, "inductor.fxgraph_cache")):
-        asked = [lookup for lookup in lookups if lookup.layer is layer]
-        if not asked:
+    for layer in (Layer.AOT, Layer.FX):
+        if not any(lookup.layer is layer for lookup in lookups):
             reasons.append(
                 Reason(
                     code=Code.NO_EVIDENCE,
-                    message=f"the {_LAYER_NAMES[layer]} cache was never asked",
+                    message=f"the {LAYER_NAMES[layer]} cache was never asked",
                     hint="is it or torch.compile switched off, by a variable or in a module that the spec names?",
                 )
             )
-        seen = {answer: sum(lookup.answer is answer for lookup in asked) for answer in Answer}
+    reasons += counter_reasons(lookups, counters)
+    unserved = [x for x in lookups if x.layer is Layer.FX and x.answer is not Answer.HIT]
+    reasons += unserved_reasons([event for record in lanes for event in record.compiled], unserved)
+    return reasons
+
+
+def counter_reasons(lookups: Sequence[Lookup], counters: Mapping[str, int]) -> list[Reason]:
+    """torch's own counters must say what was seen of the questions to the two graph caches."""
+    reasons = []
+    for layer, counter in ((Layer.AOT, "aot_autograd.autograd_cache"), (Layer.FX, "inductor.fxgraph_cache")):
+        seen = {answer: sum(x.layer is layer and x.answer is answer for x in lookups) for answer in Answer}
         counted = {answer: counters.get(f"{counter}_{answer.value}", 0) for answer in Answer}
         if seen != counted:
             told, shown = (", ".join(f"{count} {answer.value}" for answer, count in x.items()) for x in (counted, seen))
             reasons.append(
                 Reason(
                     code=Code.WITNESSES_DISAGREE,
-                    message=f"{_LAYER_NAMES[layer]} lookups: seen were {shown}; torch counted {told}",
+                    message=f"{LAYER_NAMES[layer]} lookups: seen were {shown}; torch counted {told}",
                 )
             )
-    compiled = sum(event.what == "inductor" for record in lanes for event in record.compiled)
-    unserved = [x for x in lookups if x.layer is Layer.FX and x.answer is not Answer.HIT]
-    if compiled > len(unserved):
-        reasons.append(
-            Reason(
-                code=Code.NOT_STORED,
-                message=f"Inductor compiled {compiled} graphs, and the FX graph cache was asked for {len(unserved)} of them",
-                hint="is the cache switched off in a module that the spec names?",
-            )
-        )
     return reasons
+
+
+def unserved_reasons(compiled: Sequence[Compiled], unserved: Sequence[Lookup]) -> list[Reason]:
+    """Inductor compiles what the FX graph cache did not serve, and nothing else: what it was not asked for is not stored."""
+    graphs = sum(event.what == "inductor" for event in compiled)
+    if graphs <= len(unserved):
+        return []
+    return [
+        Reason(
+            code=Code.NOT_STORED,
+            message=f"Inductor compiled {graphs} graphs, and the FX graph cache was asked for {len(unserved)} of them",
+            hint="is the cache switched off in a module that the spec names, or in the training code?",
+        )
+    ]
 
 
 def result_reasons(record: JobRecord) -> list[Reason]:
@@ -207,12 +241,19 @@ def result_reasons(record: JobRecord) -> list[Reason]:
             reasons.append(
                 Reason(code=Code.WRONG_RESULT, message=f"{shape}: the result {error} from dense attention in float32")
             )
-    if record.dense:
-        first = record.dense[0]
-        where = f", called from {first.stack[-1]}" if first.stack else ""
-        message = f"{len(record.dense)} calls materialised the score matrix of a query {first.shape}{where}"
-        reasons.append(hazard(HazardCode.DENSE_FALLBACK, message))
-    return reasons
+    return reasons + dense_reasons(record.dense)
+
+
+def dense_reasons(dense: Sequence[Dense]) -> list[Reason]:
+    """Attention that materialised its score matrix, with the first line that called it."""
+    if not dense:
+        return []
+    first = dense[0]
+    # Flex called on its own is run through code that torch generates; a line of that tells nobody anything.
+    lines = [line for line in first.stack if not line.startswith("<")] or first.stack
+    where = f", called from {lines[-1]}" if lines else ""
+    message = f"{len(dense)} calls materialised the score matrix of a query {first.shape}{where}"
+    return [hazard(HazardCode.DENSE_FALLBACK, message)]
 
 
 def drill_reasons(record: JobRecord, drill: Record) -> list[Reason]:

@@ -110,7 +110,9 @@ def run_plan(
     """
     run_id = directory.name
     processes: list[_Process] = []
-    with _reaper(run_id):
+    reaper.adopt_orphans()
+    before = frozenset(reaper.children(os.getpid()))
+    with reaping(run_id) as helper:
         try:
             for worker in plan.workers:
                 processes.append(_start(worker, run_id, conduct, environ, directory, before_jobs is not None))
@@ -123,6 +125,7 @@ def run_plan(
             for process in processes:
                 process.reap()
             reaper.kill_run(run_id)
+            reaper.kill_descendants(before | {helper})
             for process in processes:
                 process.read_events(on_event)
                 process.close()
@@ -130,8 +133,8 @@ def run_plan(
 
 
 @contextlib.contextmanager
-def _reaper(run_id: str) -> Iterator[None]:
-    """A process that ends the run if this one is killed; see :mod:`flexwarm.reaper`."""
+def reaping(run_id: str) -> Iterator[int]:
+    """A process that ends the run if this one is killed; see :mod:`flexwarm.reaper`. Yields its pid."""
     popen = subprocess.Popen(
         [sys.executable, "-I", "-S", reaper.__file__, run_id],
         stdin=subprocess.PIPE,
@@ -141,7 +144,7 @@ def _reaper(run_id: str) -> Iterator[None]:
     assert popen.stdin is not None
     ended_well = False
     try:
-        yield
+        yield popen.pid
         ended_well = True
     finally:
         try:

@@ -109,7 +109,7 @@ class Manifest:
                 created_at=data["created_at"],
                 flexwarm_version=data["flexwarm_version"],
                 files=tuple([FileEntry(**entry) for entry in data["files"]]),
-                jobs={share: _job_from_json(job) for share, job in data["jobs"].items()},
+                jobs={share: job_from_json(job) for share, job in data["jobs"].items()},
                 configs={digest: dict(config) for digest, config in data["configs"].items()},
             )
             _refuse_bad_paths(value.files)
@@ -131,7 +131,12 @@ def _refuse_bad_paths(files: tuple[FileEntry, ...]) -> None:
         last = path
 
 
-def _job_from_json(data: Any) -> JobEntry:
+def job_from_json(data: Any) -> JobEntry:
+    """Inverse of :func:`flexwarm.canonical.plain`.
+
+    Raises:
+        ValueError, KeyError, TypeError: the data is not a job's entry.
+    """
     keys = tuple(KeyEntry(**key) for key in data["keys"])
     if any(key.layer not in LAYERS for key in keys):
         raise ValueError(f"a job of the manifest has a key of no known layer (known: {', '.join(LAYERS)})")

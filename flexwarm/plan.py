@@ -146,7 +146,7 @@ def _make_worker(
     jobs = []
     for lane in lanes:
         for workload in spec.workloads_of(role):
-            subject = canonical.digest({"workload": workload.subject(), "device": lane.device})
+            subject = canonical.digest(_subject(workload, lane, role))
             share = canonical.digest({"subject": subject, "env": key_env})
             job_id = f"{workload.name}/{role.name}:{rank}" + (f".{lane.index}" if role.lanes > 1 else "")
             leader = leaders.setdefault(share, job_id)
@@ -173,6 +173,14 @@ def _make_worker(
         env=env,
         jobs=tuple(jobs),
     )
+
+
+def _subject(workload: Workload, lane: Lane, role: Role) -> dict[str, object]:
+    """What a job compiles, as data: equal where one job's kernels serve the other."""
+    parts: dict[str, object] = {"workload": workload.subject(), "device": lane.device}
+    if workload.step is not None:
+        parts["role"] = role.name  # its context says the role, so roles may call different things
+    return parts
 
 
 def _lanes(role: Role, process: int) -> tuple[Lane, ...]:

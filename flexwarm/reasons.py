@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from flexwarm.canonical import StrEnum
@@ -30,6 +30,7 @@ class Code(StrEnum):
     ENV_CHANGED = "env-changed"
     CONFIG_CHANGED = "config-changed"
     SOURCE_CHANGED = "source-changed"
+    DEVICE_CHANGED = "device-changed"
     CACHE_DISABLED = "cache-disabled"
     AOT_MISS = "aot-miss"
     FX_MISS = "fx-miss"
@@ -61,6 +62,10 @@ class Code(StrEnum):
     TIMED_OUT = "timed-out"
     SILENT = "silent"
     HUNG = "hung"
+    COMMAND_FAILED = "command-failed"
+    RANK_MISSING = "rank-missing"
+    NOT_OBSERVED = "not-observed"
+    CACHE_MOVED = "cache-moved"
     REFUSED = "refused"
     TOOLCHAIN_MISMATCH = "toolchain-mismatch"
     NO_SPACE = "no-space"
@@ -81,6 +86,7 @@ MEANING: Mapping[Code, tuple[Kind, ExitCode]] = {
     Code.ENV_CHANGED: _COLD,
     Code.CONFIG_CHANGED: _COLD,
     Code.SOURCE_CHANGED: _COLD,
+    Code.DEVICE_CHANGED: _COLD,
     Code.CACHE_DISABLED: _COLD,
     Code.AOT_MISS: _COLD,
     Code.FX_MISS: _COLD,
@@ -104,6 +110,10 @@ MEANING: Mapping[Code, tuple[Kind, ExitCode]] = {
     Code.TIMED_OUT: _DIED,
     Code.SILENT: _DIED,
     Code.HUNG: _DIED,
+    Code.COMMAND_FAILED: _FAILED,
+    Code.RANK_MISSING: _UNKNOWN,
+    Code.NOT_OBSERVED: _UNKNOWN,
+    Code.CACHE_MOVED: _COLD,
     Code.REFUSED: (Kind.BROKEN, ExitCode.UNSUPPORTED),
     Code.NO_SPACE: (Kind.BROKEN, ExitCode.UNSUPPORTED),
     Code.TOOLCHAIN_MISMATCH: _UNKNOWN,
@@ -128,6 +138,17 @@ class Reason:
     code: Code
     message: str
     hint: str = ""
+
+
+def weigh(reasons: Sequence[Reason], *, best: Kind) -> tuple[Kind, ExitCode]:
+    """The verdict and exit code that all reasons together give; ``best`` where there is none."""
+    if not reasons:
+        return best, ExitCode.OK
+    meanings = [MEANING[reason.code] for reason in reasons]
+    exit_code = next(code for code in EXIT_ORDER if any(code is meaning[1] for meaning in meanings))
+    kinds = [kind for kind, code in meanings if code is exit_code]
+    # Cold is a fact and unknown the lack of one: a run with both is cold.
+    return (Kind.COLD if Kind.COLD in kinds else kinds[0]), exit_code
 
 
 def hazard(code: HazardCode, message: str, hint: str = "") -> Reason:

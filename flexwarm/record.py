@@ -28,6 +28,7 @@ from flexwarm.events import (
     Settings,
     ShapeDone,
     Sources,
+    StepDone,
 )
 from flexwarm.plan import Job, Plan
 
@@ -65,14 +66,20 @@ class JobRecord:
     drill: DrillDone | None
     drill_lock: DrillLock | None
     shapes: tuple[ShapeDone, ...]
+    steps: tuple[StepDone, ...]
     end: JobDone | JobStopped | JobFailed | None
     settings: Settings | None
     sources: Sources | None
 
     @property
     def ran_to_end(self) -> bool:
-        """Every shape was called and checked, and the job said that it was done."""
-        return isinstance(self.end, JobDone) and len(self.shapes) == len(self.job.workload.shapes)
+        """Every shape was called and checked, or every call of a step returned, and the job said that it was done."""
+        if not isinstance(self.end, JobDone):
+            return False
+        workload = self.job.workload
+        if workload.step is None:
+            return len(self.shapes) == len(workload.shapes)
+        return [step.number for step in self.steps] == list(range(workload.steps))
 
     @property
     def keys(self) -> frozenset[tuple[str, str]]:
@@ -84,7 +91,9 @@ class JobRecord:
 
     @property
     def first_seconds(self) -> float | None:
-        """Seconds of the first call of each shape together, compiling or loading included."""
+        """Seconds of the first call of each shape together, or of a step; compiling or loading included."""
+        if self.steps:
+            return self.steps[0].seconds
         return sum(shape.first_seconds for shape in self.shapes) if self.shapes else None
 
 
@@ -173,6 +182,7 @@ def _fold_job(job: Job, said: Sequence[Event]) -> JobRecord:
         drill=_last(DrillDone, said),
         drill_lock=_last(DrillLock, said),
         shapes=tuple(e for e in said if isinstance(e, ShapeDone)),
+        steps=tuple(e for e in said if isinstance(e, StepDone)),
         end=ends[-1] if ends else None,
         settings=_last(Settings, said),
         sources=_last(Sources, said),

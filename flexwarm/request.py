@@ -25,8 +25,9 @@ class Purpose(StrEnum):
 
 
 class Guard(StrEnum):
-    """What a worker does about FX tracing that other threads can see."""
+    """What a worker or an observed program does about FX tracing that other threads can see."""
 
+    OFF = "off"  # not even look; for observed programs alone
     REPORT = "report"
     FIX = "fix"  # flexwarm.guard.install()
 

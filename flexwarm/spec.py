@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +13,18 @@ from flexwarm import catalogue
 from flexwarm.errors import SpecError
 from flexwarm.tables import Table, kind_of, suggestion
 from flexwarm.topology import Role, check_unique, read_role
-from flexwarm.workload import MODES, RECOMPILE_LIMIT, CallSite, Compile, Dtype, Function, Layout, Shape, Workload
+from flexwarm.workload import (
+    MODES,
+    RECOMPILE_LIMIT,
+    STEP_CALLS,
+    CallSite,
+    Compile,
+    Dtype,
+    Function,
+    Layout,
+    Shape,
+    Workload,
+)
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -20,6 +32,13 @@ else:
     import tomli as tomllib
 
 SCHEMA = 1
+
+#: Keys that describe an attention call: a step function makes its calls itself.
+ATTENTION_KEYS = (
+    *("mask_mod", "mask_args", "score_mod", "score_args", "batch", "q_heads", "kv_heads", "head_dim", "q_len", "kv_len"),
+    *("mask_q_len", "mask_kv_len", "grad", "calls", "call_site", "layout", "compile", "compile_mask", "kernel_options"),
+    "scale",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,8 +125,9 @@ def _read_workload(data: Any, label: str) -> Workload:
     table = Table(data, label)
     name = table.name()
     table.label = f"workload {name!r}"
-    if table.has("step"):
-        table.fail("step", "step functions are not supported by this version", "describe the attention calls instead")
+    step = _read_step(table)
+    if step is not None:
+        return _read_step_workload(table, name, step)
     mask = _read_function(table, "mask_mod", "mask_args", catalogue.MASKS)
     score = _read_function(table, "score_mod", "score_args", catalogue.SCORES)
     shapes = _read_shapes(table)
@@ -143,9 +163,7 @@ def _read_function(table: Table, key: str, args_key: str, builtins: Mapping[str,
             table.fail(args_key, f"there is no {key} that it could belong to")
         return None
     if ":" in name:
-        module, _, attribute = name.partition(":")
-        if not all(part.isidentifier() for part in module.split(".")) or not attribute.isidentifier():
-            table.fail(key, f"{name!r} is not of the form module:attribute")
+        _check_path(table, key, name)
         return Function(name=name, args=args)
     builtin = builtins.get(name)
     if builtin is None:
@@ -155,6 +173,69 @@ def _read_function(table: Table, key: str, args_key: str, builtins: Mapping[str,
     if problem:
         table.fail(args_key, f"{name}: {problem}")
     return Function(name=name, args=args or {})
+
+
+def _check_path(table: Table, key: str, name: str) -> None:
+    module, _, attribute = name.partition(":")
+    if not all(part.isidentifier() for part in module.split(".")) or not attribute.isidentifier():
+        table.fail(key, f"{name!r} is not of the form module:attribute")
+
+
+def _read_step(table: Table) -> Function | None:
+    name, args = table.text("step"), table.table("step_args")
+    if name is None:
+        if args is not None:
+            table.fail("step_args", "there is no step that it could belong to")
+        return None
+    _check_path(table, "step", name)
+    for key, value in (args or {}).items():
+        _check_data(table, f"step_args.{key}", value)
+    return Function(name=name, args=args or {})
+
+
+def _check_data(table: Table, key: str, value: object) -> None:
+    """Arguments go to the worker as JSON, and their text decides what they are compiled for."""
+    if isinstance(value, dict):
+        for name, item in value.items():
+            _check_data(table, f"{key}.{name}", item)
+    elif isinstance(value, list):
+        for item in value:
+            _check_data(table, key, item)
+    elif not isinstance(value, (bool, int, float, str)):
+        table.fail(key, f"expected a number, text, true or false, a list or a table of them, found {kind_of(value)}")
+    elif isinstance(value, float) and not math.isfinite(value):
+        table.fail(key, f"expected a finite number, found {value}")
+
+
+def _read_step_workload(table: Table, name: str, step: Function) -> Workload:
+    for key in ATTENTION_KEYS:
+        if table.has(key):
+            table.fail(
+                key,
+                f"describes an attention call, and this workload calls {step.name!r}, which makes its calls itself",
+                f"leave {key} out, or put the call in a workload of its own",
+            )
+    workload = Workload(
+        name=name,
+        roles=table.texts("roles") or (),
+        mask=None,
+        score=None,
+        shapes=(),
+        grad=False,
+        calls=1,
+        steps=table.integer("steps", STEP_CALLS),
+        call_site=CallSite.COMPILED,
+        layout=Layout.BHSD,
+        compile=Compile(),
+        compile_mask=False,
+        kernel_options=None,
+        recompile_limit=table.integer("recompile_limit", RECOMPILE_LIMIT),
+        scale=None,
+        step=step,
+        step_dtype=table.choice("dtype", Dtype, Dtype.BFLOAT16),
+    )
+    table.finish()
+    return workload
 
 
 def _read_shapes(table: Table) -> tuple[Shape, ...]:

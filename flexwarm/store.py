@@ -113,6 +113,34 @@ class Bucket:
     def holder(self) -> Path:
         return self.root / LOCKS / f"{self.digest}.holder.json"
 
+    @property
+    def join_lock(self) -> Path:
+        """Shared by the builds of launch lines that run beside the one that holds the bucket's lock."""
+        return self.root / LOCKS / f"{self.digest}.join.lock"
+
+    @property
+    def join_holder(self) -> Path:
+        return self.root / LOCKS / f"{self.digest}.join.holder.json"
+
+    @property
+    def joined(self) -> Path:
+        """What builds that joined another one left for it to publish."""
+        return self.path / "joined"
+
+    @property
+    def leases(self) -> Path:
+        """One lock and one note for each run that is using the bucket; outside of it for the same reason as its lock."""
+        return self.root / LOCKS / f"{self.digest}.leases"
+
+    @property
+    def gate(self) -> Path:
+        """The lock that is held, for a moment, while a lease is taken, and while the bucket is taken from all leases."""
+        return self.leases / "gate.lock"
+
+    @property
+    def gate_holder(self) -> Path:
+        return self.leases / "gate.holder.json"
+
     def exists(self) -> bool:
         return self.path.is_dir()
 

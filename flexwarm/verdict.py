@@ -15,7 +15,7 @@ from flexwarm.errors import ExitCode
 from flexwarm.events import Answer
 from flexwarm.hazards import HazardCode
 from flexwarm.plan import Job
-from flexwarm.reasons import EXIT_ORDER, MEANING, Code, Kind, Reason
+from flexwarm.reasons import Code, Kind, Reason, weigh
 from flexwarm.record import JobRecord, Record
 
 
@@ -68,13 +68,7 @@ def conclude(jobs: Sequence[JobVerdict], reasons: Sequence[Reason], *, best: Kin
     if not jobs and not every:
         every = [Reason(code=Code.NO_EVIDENCE, message="no job was run")]
         reasons = every
-    if not every:
-        return Verdict(kind=best, exit_code=ExitCode.OK, jobs=tuple(jobs), reasons=())
-    meanings = [MEANING[reason.code] for reason in every]
-    exit_code = next(code for code in EXIT_ORDER if any(code is meaning[1] for meaning in meanings))
-    kinds = [kind for kind, code in meanings if code is exit_code]
-    # Cold is a fact and unknown the lack of one: a run with both is cold.
-    kind = Kind.COLD if Kind.COLD in kinds else kinds[0]
+    kind, exit_code = weigh(every, best=best)
     return Verdict(kind=kind, exit_code=exit_code, jobs=tuple(jobs), reasons=tuple(reasons))
 
 
@@ -191,6 +185,9 @@ def _judge_built_job(job_record: JobRecord, record: Record, stored: frozenset[tu
                     code=Code.WITNESSES_DISAGREE,
                     message=f"{job.leader} had compiled the same job, and {missed.layer.value} key "
                     f"{evidence.short(missed.key)} missed all the same: keys are not stable between processes",
+                    hint=""
+                    if job.workload.step is None
+                    else "a step that depends on the rank needs a role for each kind of rank",
                 )
             )
     if all(lane.ran_to_end for lane in lanes):
@@ -208,17 +205,22 @@ _OUTCOMES: Mapping[Outcome, tuple[Code, ...]] = {
     Outcome.WRONG: (Code.WRONG_RESULT,),
     Outcome.DENSE: (Code.DENSE_FALLBACK,),
     Outcome.UNSAFE: tuple(Code(hazard.value) for hazard in HazardCode),
-    Outcome.MISSED: (Code.AOT_MISS, Code.FX_MISS, Code.TRITON_MISS, Code.COMPILED, Code.KEY_NOT_LISTED),
+    Outcome.MISSED: (*(Code.AOT_MISS, Code.FX_MISS, Code.TRITON_MISS, Code.COMPILED, Code.KEY_NOT_LISTED, Code.CACHE_MOVED),),
     Outcome.BYPASSED: (Code.AOT_BYPASS, Code.FX_BYPASS),
     Outcome.NOT_RUN: (Code.NOT_RUN, Code.NOT_BUILT, Code.NO_BUCKET),
 }
 
 
 def _outcome(record: JobRecord, reasons: Iterable[Reason]) -> Outcome:
+    return outcome_of(reasons, compiled=bool(record.answers(Answer.MISS) or record.compiled))
+
+
+def outcome_of(reasons: Iterable[Reason], *, compiled: bool) -> Outcome:
+    """What became of a job, by its worst reason; without any, whether it ``compiled`` something."""
     codes = {reason.code for reason in reasons}
     for outcome, causes in _OUTCOMES.items():
         if codes.intersection(causes):
             return outcome
     if codes:
         return Outcome.UNPROVEN
-    return Outcome.COMPILED if record.answers(Answer.MISS) or record.compiled else Outcome.HIT
+    return Outcome.COMPILED if compiled else Outcome.HIT

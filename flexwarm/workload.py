@@ -1,4 +1,4 @@
-"""One attention call as a value: what training calls, in which shapes, compiled how."""
+"""One attention call, or a step of the user's own, as a value: what training calls, in which shapes, compiled how."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from flexwarm.canonical import StrEnum, plain
 #: Dynamo's default for how often one function is recompiled before it runs uncompiled (torch 2.9 to 2.14).
 RECOMPILE_LIMIT = 8
 
+
+#: How often the function of a step is called in one job: the first call compiles or loads, the second must need nothing.
+STEP_CALLS = 2
 
 #: What ``torch.compile`` takes as mode (torch 2.9 to 2.14).
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
@@ -42,11 +45,11 @@ class Layout(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Function:
-    """A mask or score function.
+    """A mask or score function, or a step function.
 
     Attributes:
         name: a builtin's name, or ``module:attribute``.
-        args: arguments of a builtin or of the user's factory; None where the attribute is the function itself.
+        args: arguments of a builtin, of the user's factory or of a step; None where a mask's attribute is the function itself.
     """
 
     name: str
@@ -97,13 +100,19 @@ class Compile:
 class Workload:
     """One attention call as training makes it; its grid is called in order through one compiled function.
 
+    Or a step function of the user's, which is called as it is: then there are no shapes, and what describes an attention
+    call has its default.
+
     Attributes:
         roles: names of the roles that make this call; all when empty.
         calls: calls of the compiled function in one step, as layers make them.
-        steps: steps for each shape; mask and score functions are made anew in each, so that anchors are fresh.
+        steps: steps for each shape; mask and score functions are made anew in each, so that anchors are fresh. Of a step
+            function: how often it is called.
         compile_mask: the block mask is made by ``torch.compile(create_block_mask)``.
         recompile_limit: what the training code sets ``torch._dynamo.config.recompile_limit`` to.
         scale: score scale; 1 / sqrt(head_dim) when None.
+        step: the function of a step; None for an attention call.
+        step_dtype: what a step's context says; it decides nothing here. None for an attention call.
     """
 
     name: str
@@ -121,18 +130,26 @@ class Workload:
     kernel_options: Mapping[str, Any] | None
     recompile_limit: int
     scale: float | None
+    step: Function | None = None
+    step_dtype: Dtype | None = None
 
     def subject(self) -> dict[str, Any]:
         """What is compiled, as data: everything but names."""
         data: dict[str, Any] = plain(self)
-        for key in ("name", "roles"):
+        attention = () if self.step is not None else ("step", "step_dtype")
+        for key in ("name", "roles", *attention):
             del data[key]
         return data
 
     @property
+    def parts(self) -> int:
+        """What a job of it goes through, one after the other: shapes, or calls of the step."""
+        return len(self.shapes) if self.step is None else self.steps
+
+    @property
     def functions(self) -> tuple[tuple[str, Function], ...]:
         """The key in the spec and the function, of those that are there."""
-        pairs = (("mask_mod", self.mask), ("score_mod", self.score))
+        pairs = (("mask_mod", self.mask), ("score_mod", self.score), ("step", self.step))
         return tuple((key, function) for key, function in pairs if function is not None)
 
 
@@ -144,7 +161,9 @@ def workload_from_json(data: Mapping[str, Any]) -> Workload:
 
     fields = dict(data)
     fields["roles"] = tuple(data["roles"])
-    fields["mask"], fields["score"] = function(data["mask"]), function(data["score"])
+    for key in ("mask", "score", "step"):
+        fields[key] = function(data[key])
+    fields["step_dtype"] = None if data["step_dtype"] is None else Dtype(data["step_dtype"])
     fields["shapes"] = tuple(Shape(**{**shape, "dtype": Dtype(shape["dtype"])}) for shape in data["shapes"])
     fields["call_site"], fields["layout"] = CallSite(data["call_site"]), Layout(data["layout"])
     fields["compile"] = Compile(**data["compile"])

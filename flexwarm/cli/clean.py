@@ -50,6 +50,7 @@ SIZE: Final = quantity("(B|[KMGT]i?)(?:(?<!B)B)?", _BYTES, "a size such as 500M,
 @click.option("--older-than", type=AGE, metavar="AGE", help="Buckets last used longer ago: 12h, 30d, 2w.")
 @click.option("--max-size", type=SIZE, metavar="SIZE", help="Least recently used first, until the rest fits: 500M, 10G.")
 @click.option("--dry-run", is_flag=True, help="Show the plan; delete nothing.")
+@click.option("--force", is_flag=True, help="Also delete buckets that runs are using now.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @lock_wait_option
 def command(
@@ -59,12 +60,14 @@ def command(
     older_than: int | None,
     max_size: int | None,
     dry_run: bool,
+    force: bool,
     yes: bool,
     lock_wait_seconds: float,
 ) -> int:
     """Delete buckets, after showing what goes and what stays.
 
-    Selections add up. A bucket that a process is using is skipped, and the process is named.
+    Selections add up. A bucket that a process is using is skipped, and the process is named. With --force a bucket that
+    `flexwarm run` is using is deleted all the same; one that a build or a verification is using never is.
     """
     if not (everything or stale or older_than is not None or max_size is not None):
         raise UsageError(f"say which buckets to delete: {_CHOICES}", "flexwarm clean --all --dry-run")
@@ -74,6 +77,7 @@ def command(
         current=_current_digest(store) if stale else None,
         older_than_seconds=older_than,
         max_size_bytes=max_size,
+        force=force,
     )
     now_unix = time.time()
     plan = op.decide(op.survey(store), op.leftovers(store, quarantine=everything), selection, now_unix=now_unix)
@@ -85,7 +89,7 @@ def command(
         return ExitCode.OK
     # Now that something is to be written, make what is missing: a store copied without its empty directories has no locks.
     store = Store.open(store.root, create=True, trust_shared=session.trust_shared)
-    result = op.execute(store, plan, wait_seconds=lock_wait_seconds, notify=session.say)
+    result = op.execute(store, plan, wait_seconds=lock_wait_seconds, notify=session.say, force=force)
     _show(session, result, dry_run=False, done=True, now_unix=now_unix)
     return ExitCode.OK
 
@@ -113,8 +117,9 @@ def _show(session: Session, plan: op.Plan, *, dry_run: bool, done: bool, now_uni
     if session.json:
         session.emit_json(plan.to_json(dry_run=dry_run))
         return
-    if session.verbosity < 0 and done and not dry_run and not plan.having(op.Action.SKIP):
-        return  # it did what it was told
+    taken = any(step.usage.leases for step in plan.having(op.Action.DELETE))
+    if session.verbosity < 0 and done and not dry_run and not taken and not plan.having(op.Action.SKIP):
+        return  # it did what it was told, and nobody will miss anything
     from flexwarm.render import clean as renderer
 
     renderer.render(plan, done=done, now_unix=now_unix)

@@ -22,8 +22,10 @@ from flexwarm.files import store_error
 #: so that `flexwarm --help` and `verify --fast` start without paying for the others.
 COMMANDS: dict[str, tuple[str, str]] = {
     "fingerprint": ("flexwarm.cli.fingerprint", "Print what compiled kernels here depend on; compare with a bucket."),
-    "build": ("flexwarm.cli.build", "Compile what a spec needs and is cold; publish it in the bucket."),
+    "build": ("flexwarm.cli.build", "Compile what a spec or a launch line needs and is cold."),
     "verify": ("flexwarm.cli.verify", "Prove in new processes that a launch compiles nothing."),
+    "run": ("flexwarm.cli.run", "Launch the real job with the bucket's environment."),
+    "record": ("flexwarm.cli.record", "Write a spec of what a launch line compiles."),
     "env": ("flexwarm.cli.env", "Print the variables a launch needs to use the bucket."),
     "clean": ("flexwarm.cli.clean", "Delete buckets, after showing what goes and what stays."),
 }
@@ -72,6 +74,10 @@ def cli() -> None:
     flexwarm build spec.toml     compile, once, in the job's own layout
     flexwarm verify spec.toml    prove it in new processes; exit 0 is warm
     flexwarm clean --all         give the space back
+    
+    flexwarm build -- torchrun --nproc-per-node 8 train.py --steps 2
+    flexwarm verify -- torchrun --nproc-per-node 8 train.py --steps 2
+    flexwarm run -- torchrun --nproc-per-node 8 train.py
     """
 
 
@@ -137,6 +143,7 @@ def _run(arguments: list[str], session: Session) -> int:
 def _format(arguments: list[str]) -> str:
     """What the user asked for, also where the command line turns out to be wrong before the option was read."""
     asked = os.environ.get("FLEXWARM_FORMAT", "")
+    arguments = arguments[: arguments.index("--")] if "--" in arguments else arguments  # the rest is a launch line's
     for position, argument in enumerate(arguments):
         if argument.startswith("--format="):
             asked = argument.partition("=")[2]

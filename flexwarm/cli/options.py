@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
+from flexwarm.errors import UsageError
 from flexwarm.launch import Limits
 from flexwarm.request import Backward, Guard
 
@@ -36,9 +38,72 @@ class Seconds(click.ParamType[float]):
         return seconds
 
 
+class LaunchLineCommand(click.Command):
+    """A command that takes a launch line after ``--``; everything there is the line's, also what looks like an option.
+
+    The line is passed on as ``argv``, None where there is no ``--``.
+    """
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        own, line = split_line(args)
+        ctx.params["argv"] = line
+        return super().parse_args(ctx, own)
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "-- CMD..."]
+
+
+def split_line(arguments: Sequence[str]) -> tuple[list[str], tuple[str, ...] | None]:
+    """flexwarm's own arguments, and the launch line after the first ``--``."""
+    if "--" not in arguments:
+        return list(arguments), None
+    at = list(arguments).index("--")
+    return list(arguments[:at]), tuple(arguments[at + 1 :])
+
+
+def expect_ranks_option(function: F) -> F:
+    """How many ranks of a launch line must report."""
+    return click.option(
+        "--expect-ranks",
+        type=click.IntRange(min=1),
+        envvar="FLEXWARM_EXPECT_RANKS",
+        show_envvar=True,
+        metavar="N",
+        help="Ranks that must report; by default what the launch line, or the ranks themselves, say.",
+    )(function)
+
+
 def spec_argument(function: F) -> F:
-    """The optional SPEC, ``flexwarm.toml`` here unless given."""
-    return click.argument("spec", type=click.Path(path_type=Path), default=DEFAULT_SPEC, required=False)(function)
+    """The optional SPEC, which is ``flexwarm.toml`` here unless given: see :func:`spec_or_line`."""
+    return click.argument("spec", type=click.Path(path_type=Path), required=False)(function)
+
+
+def spec_or_line(spec: Path | None, argv: tuple[str, ...] | None) -> Path | None:
+    """The spec to work on, or None where a launch line was given.
+
+    Raises:
+        UsageError: both were given.
+    """
+    if argv is not None and spec is not None:
+        raise UsageError(f"both a spec ({spec}) and a launch line are given", "name one of the two; the line stands after --")
+    return None if argv is not None else spec or Path(DEFAULT_SPEC)
+
+
+def refuse_for_line(given: bool, option: str, why: str) -> None:
+    """Raises:
+    UsageError: an option was given that a launch line has no use for.
+    """
+    if given:
+        raise UsageError(f"{option} and a launch line do not go together", why)
+
+
+def refuse_for_spec(expect_ranks: int | None) -> None:
+    """Raises:
+    UsageError: an option was given that a spec has no use for; a variable that sets it is none.
+    """
+    context = click.get_current_context()
+    if expect_ranks is not None and context.get_parameter_source("expect_ranks") is ParameterSource.COMMANDLINE:
+        raise UsageError("--expect-ranks and a spec do not go together", "the spec's roles say how many ranks there are")
 
 
 def lock_wait_option(function: F) -> F:
@@ -65,28 +130,55 @@ def limit_options(function: F) -> F:
         limits = Limits(job_seconds=job_timeout, silence_seconds=silence_timeout, hang_seconds=hang_timeout)
         return function(*args, limits=limits, **kwargs)
 
-    decorated: Any = with_limits
-    for name, default, least, text in (
-        ("--job-timeout", defaults.job_seconds, 1.0, "Longest time for one job; importing torch counts as one."),
-        # A worker gives a sign of life every few seconds.
-        ("--hang-timeout", defaults.hang_seconds, 5.0, "Longest time that threads may wait for each other over a compile."),
-        ("--silence-timeout", defaults.silence_seconds, 15.0, "Longest time without a sign of life from a worker."),
-    ):
-        decorated = click.option(
-            name,
-            type=Seconds(least),
-            default=default,
-            show_default=True,
-            envvar="FLEXWARM_" + name[2:].upper().replace("-", "_"),
-            show_envvar=True,
-            metavar="SECONDS",
-            help=text,
-        )(decorated)
+    text = "Longest time for one job, and importing torch counts as one; for a launch line, if given, of all of it."
+    decorated = _seconds_option("--job-timeout", defaults.job_seconds, 1.0, text)(with_limits)
+    decorated = _hang_option(decorated)
+    text = "Longest time without a sign of life from a worker."
+    # A worker gives a sign of life every few seconds.
+    decorated = _seconds_option("--silence-timeout", defaults.silence_seconds, 15.0, text)(decorated)
     return lock_wait_option(decorated)  # type: ignore[no-any-return]
 
 
+def launch_limit_options(function: F) -> F:
+    """The limits that a real launch has; passed on in the same way."""
+
+    @wraps(function)
+    def with_limits(*args: Any, hang_timeout: float, **kwargs: Any) -> Any:
+        return function(*args, limits=Limits(hang_seconds=hang_timeout), **kwargs)
+
+    return lock_wait_option(_hang_option(with_limits))  # type: ignore[no-any-return]
+
+
+def _hang_option(function: Any) -> Any:
+    text = "Longest time that threads may wait for each other over a compile."
+    return _seconds_option("--hang-timeout", Limits().hang_seconds, 5.0, text)(function)
+
+
+def _seconds_option(name: str, default: float, least: float, text: str) -> Any:
+    return click.option(
+        name,
+        type=Seconds(least),
+        default=default,
+        show_default=True,
+        envvar="FLEXWARM_" + name[2:].upper().replace("-", "_"),
+        show_envvar=True,
+        metavar="SECONDS",
+        help=text,
+    )
+
+
 def guard_options(function: F) -> F:
-    """What workers do about FX tracing; passed on as ``guard`` and ``backward``."""
+    """What workers and programs do about FX tracing; passed on as ``guard`` and ``backward``."""
+    return _guard_options(function, [Guard.REPORT, Guard.FIX], "Report hazards of FX tracing, or install flexwarm.guard first.")
+
+
+def run_guard_options(function: F) -> F:
+    """The same for a real launch, which may do without."""
+    text = "Look for hazards of FX tracing, do not even look, or install flexwarm.guard first."
+    return _guard_options(function, list(Guard), text)
+
+
+def _guard_options(function: F, choices: Sequence[Guard], text: str) -> F:
     decorated = click.option(
         "--guard-backward",
         "backward",
@@ -99,10 +191,10 @@ def guard_options(function: F) -> F:
     )(function)
     return click.option(
         "--guard",
-        type=click.Choice([choice.value for choice in Guard]),
+        type=click.Choice([choice.value for choice in choices]),
         default=Guard.REPORT.value,
         show_default=True,
         envvar="FLEXWARM_GUARD",
         show_envvar=True,
-        help="Report hazards of FX tracing, or install flexwarm.guard in the workers and prove that it is enough.",
+        help=text,
     )(decorated)

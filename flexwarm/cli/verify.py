@@ -7,23 +7,35 @@ from pathlib import Path
 
 import click
 
-from flexwarm.cli.options import guard_options, limit_options, spec_argument
+from flexwarm.cli.options import (
+    LaunchLineCommand,
+    expect_ranks_option,
+    guard_options,
+    limit_options,
+    refuse_for_line,
+    refuse_for_spec,
+    spec_argument,
+    spec_or_line,
+)
 from flexwarm.cli.session import Session, common_options
 from flexwarm.launch import Limits
 
 
-@click.command("verify", short_help="Prove in new processes that a launch compiles nothing.")
+@click.command("verify", cls=LaunchLineCommand, short_help="Prove in new processes that a launch compiles nothing.")
 @spec_argument
 @click.option("--fast", is_flag=True, help="Only ask whether anything changed since the last proof; torch is not started.")
 @click.option("--no-drill", is_flag=True, help="Leave out the drill of ranks with several lanes; the verdict says so.")
+@expect_ranks_option
 @guard_options
 @limit_options
 @common_options
 def command(
     session: Session,
-    spec: Path,
+    spec: Path | None,
+    argv: tuple[str, ...] | None,
     fast: bool,
     no_drill: bool,
+    expect_ranks: int | None,
     guard: str,
     backward: str,
     limits: Limits,
@@ -35,9 +47,21 @@ def command(
     call met a trace of another thread. Ranks with several lanes are drilled: a lane is held inside a compile while the
     others call.
     Nothing is compiled, also when the bucket is cold: a job is stopped at its first miss.
+
+    With a launch line after -- the job itself is run, and is held at the first thing that the bucket does not have.
     """
+    found = spec_or_line(spec, argv)
+    if found is None:
+        from flexwarm.cli.launching import launch_and_render, launch_options
+        from flexwarm.ops.verify_launch import verify_launch
+
+        refuse_for_line(fast, "--fast", "the proof of a launch line is the launch; --fast is for specs")
+        refuse_for_line(no_drill, "--no-drill", "a launch line is not drilled; the drill is for specs")
+        line = launch_options(session, argv, limits, lock_wait_seconds, guard, backward, expect_ranks)
+        return launch_and_render(session, line, verify_launch)
+    refuse_for_spec(expect_ranks)
     from flexwarm.cli.running import run_and_render, run_options
     from flexwarm.ops.verify import verify
 
-    options = run_options(session, spec, limits, lock_wait_seconds, guard=guard, backward=backward, drill=not no_drill)
+    options = run_options(session, found, limits, lock_wait_seconds, guard=guard, backward=backward, drill=not no_drill)
     return run_and_render(session, options, partial(verify, fast=fast))

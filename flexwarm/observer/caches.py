@@ -31,22 +31,25 @@ def counted_since(api: TorchApi, before: Mapping[str, int]) -> dict[str, int]:
 
 def watch(api: TorchApi, recorder: Recorder) -> None:
     """Replace the lookups on their classes by ones that report. The answers are torch's own, untouched."""
-    _watch_fx(api, recorder)
-    _watch_aot(api, recorder)
+    watch_fx(api, recorder)
+    watch_aot(api, recorder)
 
 
-def _say(recorder: Recorder, layer: Layer, answer: Answer, key: str, reason: str = "") -> None:
-    recorder.emit(Lookup(t=time.time(), job=recorder.job, layer=layer, answer=answer, key=key, reason=reason))
+def say(recorder: Recorder, layer: Layer, answer: Answer, key: str, reason: str = "") -> None:
+    """Report one question and its answer."""
+    graph = recorder.graph_here()
+    recorder.emit(Lookup(t=time.time(), job=recorder.job, layer=layer, answer=answer, key=key, reason=reason, graph=graph))
 
 
-def _watch_fx(api: TorchApi, recorder: Recorder) -> None:
+def watch_fx(api: TorchApi, recorder: Recorder) -> None:
+    """The FX graph cache alone."""
     prepare_key, load_with_key = api.fx_cache.prepare_key, api.fx_cache.load_with_key
 
     @functools.wraps(prepare_key)
     def reporting_prepare_key(*args: Any, **kwargs: Any) -> Any:
         key_info, info = prepare_key(*args, **kwargs)
         if key_info is None:
-            _say(recorder, Layer.FX, Answer.BYPASS, "", str(info.get("cache_bypass_reason", "torch gave no reason")))
+            say(recorder, Layer.FX, Answer.BYPASS, "", str(info.get("cache_bypass_reason", "torch gave no reason")))
             recorder.phase(Phase.COMPILE)
             recorder.stop_if_verifying()
         return key_info, info
@@ -56,9 +59,9 @@ def _watch_fx(api: TorchApi, recorder: Recorder) -> None:
         recorder.phase(Phase.LOAD)
         graph, info = load_with_key(key, *args, **kwargs)
         if graph is not None:
-            _say(recorder, Layer.FX, Answer.HIT, key)
+            say(recorder, Layer.FX, Answer.HIT, key)
         else:
-            _say(recorder, Layer.FX, Answer.MISS, key, str(info.get("cache_status_detailed", "")))
+            say(recorder, Layer.FX, Answer.MISS, key, str(info.get("cache_status_detailed", "")))
             recorder.phase(Phase.COMPILE)
             recorder.stop_if_verifying()
         if _last.missed_above:
@@ -83,7 +86,8 @@ class _Last(threading.local):
 _last = _Last()
 
 
-def _watch_aot(api: TorchApi, recorder: Recorder) -> None:
+def watch_aot(api: TorchApi, recorder: Recorder) -> None:
+    """AOTAutograd's cache alone."""
     make_key, try_load = api.aot_module.autograd_cache_key, api.aot_cache.try_load
 
     @functools.wraps(make_key)
@@ -103,14 +107,14 @@ def _watch_aot(api: TorchApi, recorder: Recorder) -> None:
         result = try_load(*args, **kwargs)
         seen = counted_since(api, before)
         if seen["aot_autograd.autograd_cache_hit"]:
-            _say(recorder, Layer.AOT, Answer.HIT, _last.key)
+            say(recorder, Layer.AOT, Answer.HIT, _last.key)
         elif seen["aot_autograd.autograd_cache_bypass"]:
             _last.missed_above = True
-            _say(recorder, Layer.AOT, Answer.BYPASS, _last.key, _last.refusal or "torch gave no reason")
+            say(recorder, Layer.AOT, Answer.BYPASS, _last.key, _last.refusal or "torch gave no reason")
         else:
             # A miss, or an outcome that torch did not count: both mean that it will trace again.
             _last.missed_above = True
-            _say(recorder, Layer.AOT, Answer.MISS, _last.key)
+            say(recorder, Layer.AOT, Answer.MISS, _last.key)
         return result
 
     api.aot_module.autograd_cache_key = remembering_key

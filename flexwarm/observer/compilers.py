@@ -11,7 +11,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from flexwarm.events import Answer, Layer, Lookup
+from flexwarm.events import Answer, Layer
+from flexwarm.observer.caches import say
 from flexwarm.observer.recorder import Recorder
 from flexwarm.observer.torch_api import TorchApi
 
@@ -93,7 +94,11 @@ def watch_inductor(api: TorchApi, recorder: Recorder) -> None:
     @functools.wraps(compile_graph)
     def reporting_compile(*args: Any, **kwargs: Any) -> Any:
         recorder.compiled("inductor", "a graph")
-        return compile_graph(*args, **kwargs)
+        began = time.perf_counter()
+        try:
+            return compile_graph(*args, **kwargs)
+        finally:
+            recorder.spent(time.perf_counter() - began)
 
     api.compile_module.fx_codegen_and_compile = reporting_compile
 
@@ -110,9 +115,9 @@ def watch_triton(recorder: Recorder) -> None:
         metadata = report.get("metadata") or {}
         name, key = str(metadata.get("name", "kernel")), str(metadata.get("hash", ""))
         if report.get("cache_hit"):
-            recorder.emit(Lookup(t=time.time(), job=recorder.job, layer=Layer.TRITON, answer=Answer.HIT, key=key, reason=name))
+            say(recorder, Layer.TRITON, Answer.HIT, key, name)
         else:
-            recorder.emit(Lookup(t=time.time(), job=recorder.job, layer=Layer.TRITON, answer=Answer.MISS, key=key, reason=name))
+            say(recorder, Layer.TRITON, Answer.MISS, key, name)
             recorder.compiled("triton", name)
 
     knobs.compilation.listener = listener

@@ -68,6 +68,10 @@ class GuardWatch:
         tracing.observe_queries(self._api, self._query)
         tracing.observe_patches(self._api, self._compile)
 
+    def after_fork(self) -> None:
+        """In a forked child: the traces and the lock are those of threads that it does not have."""
+        self._lock, self._open = threading.Lock(), {}
+
     def stop(self) -> None:
         """Take the hooks off again."""
         tracing.observe_traces(self._api, None)

@@ -25,7 +25,7 @@ DYNAMO, INDUCTOR = "torch._dynamo.config", "torch._inductor.config"
 
 def read(api: TorchApi) -> dict[str, str]:
     """Dynamo's settings, and Inductor's that enter its keys, as the calling thread sees them, as text."""
-    dynamo = {f"{DYNAMO}.{name}": repr(value) for name, value in api.dynamo_config.shallow_copy_dict().items()}
+    dynamo = {f"{DYNAMO}.{name}": repr(value) for name, value in api.dynamo_config.get_config_copy().items()}
     inductor = {f"{INDUCTOR}.{name}": repr(value) for name, value in api.inductor_config.save_config_portable().items()}
     return {**dynamo, **inductor}
 

@@ -48,14 +48,20 @@ class Recorder:
     """
 
     def __init__(self, path: Path, purpose: Purpose) -> None:
-        # O_APPEND and one write a line: threads and forked children of the job cannot tear a line.
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._fd = self._open(path)
         self._pid = os.getpid()
         self.purpose = purpose
         self._here = threading.local()
         self._seats: dict[str, Seat] = {}
         #: The device that the calling thread serves, where it has no seat; empty if that cannot be known.
         self.device_here: Callable[[], str] = lambda: ""
+        #: Dynamo's number of the graph that the calling thread compiles; empty if nobody follows that.
+        self.graph_here: Callable[[], str] = lambda: ""
+
+    @staticmethod
+    def _open(path: Path) -> int:
+        # O_APPEND and one write a line: threads and forked children of the job cannot tear a line.
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
     @contextmanager
     def seat(self, job: str, device: str, lane: int | None) -> Iterator[Seat]:
@@ -108,8 +114,10 @@ class Recorder:
 
     def emit(self, event: Event) -> None:
         """Append one event. A forked child of the job says nothing: it is not this worker."""
-        if os.getpid() != self._pid:
-            return
+        if os.getpid() == self._pid:
+            self._write(event)
+
+    def _write(self, event: Event) -> None:
         line = events.to_line(event).encode()
         while line:  # a disk that is nearly full takes part of a line
             line = line[os.write(self._fd, line) :]
@@ -119,8 +127,11 @@ class Recorder:
 
     def compiled(self, what: str, detail: str) -> None:
         """A compiler is about to run: said, and stopped while verifying."""
-        self.emit(Compiled(t=time.time(), job=self.job, what=what, detail=detail))
+        self.emit(Compiled(t=time.time(), job=self.job, what=what, detail=detail, graph=self.graph_here()))
         self.stop_if_verifying()
+
+    def spent(self, seconds: float) -> None:
+        """A graph was compiled, which took so long. A worker has no use for it: it times its calls."""
 
     def stop_if_verifying(self) -> None:
         if self.purpose is Purpose.VERIFY and os.getpid() == self._pid:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from flexwarm import reaper
 from flexwarm.events import Hang
 from flexwarm.observer import threads
 from flexwarm.observer.recorder import Recorder
@@ -77,18 +78,7 @@ def _processor_seconds() -> float:
     """Of this process and of all its descendants that live, or that it has waited for."""
     times = os.times()
     used = times.user + times.system + times.children_user + times.children_system
-    return used + sum(_of_process(pid) for pid in _descendants(os.getpid()))
-
-
-def _descendants(pid: int) -> list[int]:
-    found: list[int] = []
-    try:
-        children = [int(x) for path in Path(f"/proc/{pid}/task").glob("*/children") for x in path.read_text().split()]
-    except OSError:
-        return found  # it has just ended
-    for child in children:
-        found += [child, *_descendants(child)]
-    return found
+    return used + sum(_of_process(pid) for pid in reaper.descendants(os.getpid()))
 
 
 def _of_process(pid: int) -> float:

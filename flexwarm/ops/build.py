@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import os
-import socket
 import time
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from datetime import datetime, timezone
 
-from flexwarm import __version__, canonical, entries, environment, inventory, launch, ledger, locks, manifest, reaper
-from flexwarm.errors import CorruptError, ExitCode, StoreError, UsageError
-from flexwarm.files import sync_directory, write_atomic
-from flexwarm.hazards import HazardCode
-from flexwarm.inventory import FaultKind
+from flexwarm import __version__, entries, environment, inventory, launch, locks, manifest
+from flexwarm.errors import ExitCode, UsageError
 from flexwarm.manifest import JobEntry, KeyEntry, Manifest
+from flexwarm.ops import publish
 from flexwarm.ops.prepare import Prepared, foreign_cache, prepare, worker_components
 from flexwarm.ops.run import RunOptions, RunResult, Watcher, run_workers
-from flexwarm.reasons import Code, Reason
 from flexwarm.record import JobRecord, Record
 from flexwarm.request import Purpose
 from flexwarm.store import Bucket
 from flexwarm.verdict import Verdict, conclude, judge_build
-
-#: With less than this free, a build that failed may well have failed for that.
-SPACE_BYTES = 1_000_000
 
 
 def prepare_build(options: RunOptions, environ: Mapping[str, str], *, create: bool = True) -> Prepared:
@@ -33,8 +24,7 @@ def prepare_build(options: RunOptions, environ: Mapping[str, str], *, create: bo
     Raises:
         FlexwarmError: as :func:`flexwarm.ops.prepare.prepare`; also where a variable turns a cache off.
     """
-    for name in environment.disabling(environ):
-        raise UsageError(f"{name}={environ[name]} turns a cache off, so nothing could be stored", f"unset {name}")
+    refuse_disabled_caches(environ)
     prepared = prepare(
         options.spec,
         environ=environ,
@@ -43,9 +33,24 @@ def prepare_build(options: RunOptions, environ: Mapping[str, str], *, create: bo
         building=True,
         create=create,
     )
-    if foreign := foreign_cache(environ, prepared.bucket):
-        raise UsageError(f"{foreign}={environ[foreign]} keeps compiled kernels outside of the bucket", f"unset {foreign}")
+    refuse_foreign_cache(environ, prepared.bucket)
     return prepared
+
+
+def refuse_disabled_caches(environ: Mapping[str, str]) -> None:
+    """Raises:
+    UsageError: a variable turns a cache off.
+    """
+    for name in environment.disabling(environ):
+        raise UsageError(f"{name}={environ[name]} turns a cache off, so nothing could be stored", f"unset {name}")
+
+
+def refuse_foreign_cache(environ: Mapping[str, str], bucket: Bucket) -> None:
+    """Raises:
+    UsageError: a variable takes the caches out of the bucket.
+    """
+    if foreign := foreign_cache(environ, bucket):
+        raise UsageError(f"{foreign}={environ[foreign]} keeps compiled kernels outside of the bucket", f"unset {foreign}")
 
 
 def build(options: RunOptions, environ: Mapping[str, str], watcher: Watcher, *, rebuild: bool) -> RunResult:
@@ -67,9 +72,9 @@ def build(options: RunOptions, environ: Mapping[str, str], watcher: Watcher, *, 
         wait_seconds=options.lock_wait_seconds,
         notify=watcher.notify,
     ):
-        known = _open_bucket(prepared, rebuild, watcher)
+        known = publish.open_bucket(prepared, rebuild, watcher.notify)
         run_id = launch.new_run_id()
-        _mark_building(bucket, run_id)
+        publish.mark_building(bucket, run_id)
         before = inventory.snapshot(bucket)
         record = run_workers(
             prepared,
@@ -82,109 +87,20 @@ def build(options: RunOptions, environ: Mapping[str, str], watcher: Watcher, *, 
         )
         written = bool(inventory.changed(before, inventory.snapshot(bucket)))
         verdict = judge_build(record, entries.stored_keys(bucket), worker_components(prepared, conduct), written)
-        if verdict.exit_code is not ExitCode.OK and (full := _no_space(bucket)):
+        if verdict.exit_code is not ExitCode.OK and (full := publish.no_space(bucket)):
             verdict = conclude(verdict.jobs, [full, *verdict.reasons], best=verdict.kind)
         current = known
         if _is_whole(verdict):
-            _require_marker(bucket, run_id)
+            publish.require_marker(bucket, run_id)
             current = _publish(prepared, record, known, environ, written)
             bucket.building.unlink()  # after any other end it stays, and the next build sweeps what this one left
-        _keep_ledger(bucket, verdict, watcher)
+        publish.keep_ledger(bucket, verdict.kind, verdict.exit_code, watcher.notify)
     return _result(prepared, verdict, record, current, current is not known, time.perf_counter() - started, conduct.remedy)
 
 
 def _is_whole(verdict: Verdict) -> bool:
-    """Whether all was compiled as a launch needs it; a hazard that leaves the kernels right is no reason to lose them."""
-    harmful = {HazardCode.DENSE_FALLBACK, HazardCode.RECOMPILE_LIMIT, HazardCode.COMPILE_DEADLOCK}
-    harmless = {Code(hazard.value) for hazard in HazardCode if hazard not in harmful}
     reasons = [*verdict.reasons, *(reason for job in verdict.jobs for reason in job.reasons)]
-    ended = all(job.record is not None and job.record.ran_to_end for job in verdict.jobs)
-    return ended and all(reason.code in harmless for reason in reasons)
-
-
-def _require_marker(bucket: Bucket, run: str) -> None:
-    """A cache is a thing that people delete: what was deleted and made anew during the build is not what was built."""
-    try:
-        ours = json.loads(bucket.building.read_bytes())["run"] == run
-    except (OSError, ValueError, KeyError, TypeError):
-        ours = False
-    if not ours:
-        raise CorruptError(f"bucket {bucket.digest} was deleted or replaced during the build", "flexwarm build again")
-
-
-def _keep_ledger(bucket: Bucket, verdict: Verdict, watcher: Watcher) -> None:
-    try:
-        ledger.append(bucket, {"command": "build", "verdict": verdict.kind.value, "exit_code": int(verdict.exit_code)})
-    except StoreError as error:
-        watcher.notify(f"the build is not in the bucket's history: {error.message}")
-
-
-def _open_bucket(prepared: Prepared, rebuild: bool, watcher: Watcher) -> Manifest | None:
-    """Make the bucket ready to compile into: whole, and without what a build that died left behind."""
-    bucket = prepared.bucket
-    if rebuild and bucket.exists():
-        target = prepared.store.quarantine / f"{bucket.digest}.{int(time.time())}.{os.getpid()}"
-        os.rename(bucket.path, target)
-        sync_directory(bucket.path.parent)
-        watcher.notify(f"the old bucket is in quarantine: {target}")
-    known = manifest.load(bucket) if bucket.exists() else None
-    bucket.create()
-    if bucket.building.exists() or known is None:
-        _end_what_still_runs(bucket)
-        # A compiler that was killed may have left half a file under its final name, where torch would load it.
-        _sweep(bucket, {entry.path for entry in known.files} if known else set(), watcher)
-    if known is None:  # an earlier one was vouched for by no manifest
-        write_atomic(bucket.fingerprint, canonical.text(prepared.fingerprint.to_json()).encode() + b"\n")
-        return None
-    faults = inventory.check(bucket, known, deep=True)
-    extra = {fault.path for fault in faults if fault.kind is FaultKind.UNLISTED_IN_KEY}
-    for path in sorted(extra):
-        # A launch may have added an entry to a key that a build had made. Nothing vouches for it.
-        (bucket.path / path).unlink()
-        watcher.notify(f"removed {path}, which no build had made")
-    damaged = [fault for fault in faults if fault.path not in extra]
-    if damaged:
-        told = ", ".join(f"{fault.path} ({fault.kind.value})" for fault in damaged[:3])
-        more = f" and {len(damaged) - 3} more" if len(damaged) > 3 else ""
-        raise CorruptError(
-            f"bucket {bucket.digest} is not what was built: {told}{more}",
-            "flexwarm build --rebuild puts it into quarantine and builds anew",
-        )
-    return known
-
-
-def _sweep(bucket: Bucket, listed: Set[str], watcher: Watcher) -> None:
-    swept = inventory.sweep(bucket, listed)
-    if swept:
-        watcher.notify(f"removed {swept} files that no finished build had listed")
-
-
-def _end_what_still_runs(bucket: Bucket) -> None:
-    """A build that was killed has let go of its lock, but for a moment its compilers may still be writing."""
-    try:
-        data = json.loads(bucket.building.read_bytes())
-        run, host = str(data["run"]), data["host"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return  # no marker, or one that names no run
-    if host == socket.gethostname():
-        reaper.kill_run(run)
-
-
-def _no_space(bucket: Bucket) -> Reason | None:
-    """A compiler that found the disk full says only that it failed."""
-    room = os.statvfs(bucket.path)
-    if room.f_bavail * room.f_frsize >= SPACE_BYTES and (room.f_favail > 0 or room.f_files == 0):
-        return None
-    return Reason(
-        code=Code.NO_SPACE,
-        message=f"{bucket.root} is on a disk with {room.f_bavail * room.f_frsize // 1000} kB and {room.f_favail} inodes left",
-        hint="flexwarm clean --max-size SIZE, or another store with --store DIR",
-    )
-
-
-def _mark_building(bucket: Bucket, run: str) -> None:
-    data = {"run": run, "pid": os.getpid(), "host": socket.gethostname(), "since_unix": round(time.time(), 3)}
-    write_atomic(bucket.building, json.dumps(data).encode() + b"\n")
+    return all(job.record is not None and job.record.ran_to_end for job in verdict.jobs) and publish.is_whole(reasons)
 
 
 def _publish(prepared: Prepared, record: Record, known: Manifest | None, environ: Mapping[str, str], written: bool) -> Manifest:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flexwarm import ledger, locks
+from flexwarm import leases, ledger, locks
 from flexwarm.canonical import StrEnum
 from flexwarm.errors import ExitCode
 from flexwarm.files import store_error, sync_directory
@@ -39,6 +39,7 @@ class Reason(StrEnum):
     CURRENT = "current"
     NOT_SELECTED = "not-selected"
     IN_USE = "in-use"
+    LEASED = "leased"
     USED_SINCE = "used-since"
     GONE = "gone"
 
@@ -50,23 +51,42 @@ class Selection:
     Attributes:
         current: digest of the fingerprint of here and now; with it, every other bucket is stale.
         older_than_seconds: time since the last use.
+        force: take also what runs hold leases of; never what a build or a verification has locked.
     """
 
     everything: bool = False
     current: str | None = None
     older_than_seconds: float | None = None
     max_size_bytes: int | None = None
+    force: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """One bucket as it is now; ``holder`` says in words who holds its lock, None if nobody does."""
+    """One bucket as it is now.
+
+    Attributes:
+        holder: in words, who holds its lock; None if nobody does.
+        leases: in words, the runs that hold leases of it.
+    """
 
     bucket: str
     size_bytes: int
     files: int
     last_use_unix: float | None
     holder: str | None
+    leases: tuple[str, ...] = ()
+
+    @property
+    def holders(self) -> tuple[str, ...]:
+        """Everyone who uses it: the one with the lock first."""
+        return (*(() if self.holder is None else (self.holder,)), *self.leases)
+
+    def kept_for(self, *, force: bool) -> Reason | None:
+        """Why it may not be deleted, whoever selects it; None if it may."""
+        if self.holder is not None:
+            return Reason.IN_USE
+        return Reason.LEASED if self.leases and not force else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +144,7 @@ class Plan:
                     "action": step.action.value,
                     "reason": step.reason.value,
                     "holder": step.usage.holder,
+                    "leases": list(step.usage.leases),
                 }
                 for step in self.steps
             ],
@@ -139,7 +160,14 @@ def survey(store: Store) -> tuple[Usage, ...]:
         last_use = ledger.last_use(bucket)
         if last_use is not None:  # None: another clean took it while we looked
             usages.append(
-                Usage(bucket=bucket.digest, size_bytes=size_bytes, files=files, last_use_unix=last_use, holder=holder)
+                Usage(
+                    bucket=bucket.digest,
+                    size_bytes=size_bytes,
+                    files=files,
+                    last_use_unix=last_use,
+                    holder=holder,
+                    leases=leases.holders(bucket),
+                )
             )
     return tuple(usages)
 
@@ -159,22 +187,23 @@ def decide(usages: Iterable[Usage], found: Iterable[Leftover], selection: Select
     """Which buckets go. Pure: it is given the time, and touches nothing."""
     usages = sorted(usages, key=lambda usage: (usage.last_use_unix or 0.0, usage.bucket))
     chosen = {usage.bucket: reason for usage in usages if (reason := _reason_to_delete(usage, selection, now_unix))}
+    stays = {usage.bucket: reason for usage in usages if (reason := usage.kept_for(force=selection.force))}
     if selection.max_size_bytes is not None:
         # What is in use stays whatever we choose, so it counts against the limit.
-        left_bytes = sum(usage.size_bytes for usage in usages if usage.bucket not in chosen or usage.holder)
+        left_bytes = sum(usage.size_bytes for usage in usages if usage.bucket not in chosen or usage.bucket in stays)
         for usage in usages:
             if left_bytes <= selection.max_size_bytes:
                 break
             if usage.bucket not in chosen:
                 chosen[usage.bucket] = Reason.OVER_SIZE
-                left_bytes -= 0 if usage.holder else usage.size_bytes
+                left_bytes -= 0 if usage.bucket in stays else usage.size_bytes
     steps = []
     for usage in usages:
         if usage.bucket not in chosen:
             reason = Reason.CURRENT if usage.bucket == selection.current else Reason.NOT_SELECTED
             steps.append(Step(usage=usage, action=Action.KEEP, reason=reason))
-        elif usage.holder:
-            steps.append(Step(usage=usage, action=Action.SKIP, reason=Reason.IN_USE))
+        elif usage.bucket in stays:
+            steps.append(Step(usage=usage, action=Action.SKIP, reason=stays[usage.bucket]))
         else:
             steps.append(Step(usage=usage, action=Action.DELETE, reason=chosen[usage.bucket]))
     return Plan(steps=tuple(steps), leftovers=tuple(found))
@@ -190,11 +219,15 @@ def _reason_to_delete(usage: Usage, selection: Selection, now_unix: float) -> Re
     return None
 
 
-def execute(store: Store, plan: Plan, *, wait_seconds: float, notify: Callable[[str], None]) -> Plan:
+def execute(store: Store, plan: Plan, *, wait_seconds: float, notify: Callable[[str], None], force: bool = False) -> Plan:
     """Do what the plan says, under the store's lock and one bucket's lock at a time.
+
+    Args:
+        force: as in the selection: also delete a bucket of which a run has taken a lease since the plan was made.
 
     Returns:
         The plan as it turned out: a bucket that was taken or used since the plan was made is skipped, with the reason.
+        One that was deleted has the leases that it was taken from.
 
     Raises:
         BusyError: another process held the store for longer than ``wait_seconds``.
@@ -205,31 +238,40 @@ def execute(store: Store, plan: Plan, *, wait_seconds: float, notify: Callable[[
     with locks.hold(store.lock, holder=store.holder, command="clean", wait_seconds=wait_seconds, notify=notify):
         for leftover in plan.leftovers:
             _remove(leftover.path)
-        steps = tuple(_delete(store, step) if step.action is Action.DELETE else step for step in plan.steps)
+        steps = tuple(_delete(store, step, force) if step.action is Action.DELETE else step for step in plan.steps)
     return dataclasses.replace(plan, steps=steps)
 
 
-def _delete(store: Store, step: Step) -> Step:
+def _delete(store: Store, step: Step, force: bool) -> Step:
     bucket = store.bucket(step.usage.bucket)
     with locks.try_hold(bucket.lock, holder=bucket.holder, command="clean") as holder:
         if holder is not None:
             usage = dataclasses.replace(step.usage, holder=holder)
             return Step(usage=usage, action=Action.SKIP, reason=Reason.IN_USE)
-        last_use = ledger.last_use(bucket)
-        if last_use is None:
-            return dataclasses.replace(step, action=Action.SKIP, reason=Reason.GONE)
-        if last_use != step.usage.last_use_unix:
-            return dataclasses.replace(step, action=Action.SKIP, reason=Reason.USED_SINCE)
-        staged = store.stage(f"{_DELETED}.{bucket.digest}")
-        try:
-            # After the rename there is no bucket, whatever happens: half a bucket is never seen.
-            os.rename(bucket.path, staged)
-            sync_directory(store.buckets_path)
-        except OSError as error:
-            raise store_error(error, f"delete {bucket.path}") from error
-    # The lock is free again: a build may start over in the same name while the old tree is removed.
+        # Nobody takes a lease from here until the bucket is away; see `leases` for why both locks are needed.
+        with leases.closed(bucket) as held:
+            step = dataclasses.replace(step, usage=dataclasses.replace(step.usage, leases=held))
+            if (reason := _kept_after_all(step.usage, ledger.last_use(bucket), force)) is not None:
+                return dataclasses.replace(step, action=Action.SKIP, reason=reason)
+            staged = store.stage(f"{_DELETED}.{bucket.digest}")
+            try:
+                # After the rename there is no bucket, whatever happens: half a bucket is never seen.
+                os.rename(bucket.path, staged)
+                sync_directory(store.buckets_path)
+            except OSError as error:
+                raise store_error(error, f"delete {bucket.path}") from error
+    # The locks are free again: a build may start over in the same name while the old tree is removed.
     _remove(staged)
     return step
+
+
+def _kept_after_all(usage: Usage, last_use: float | None, force: bool) -> Reason | None:
+    """Why a bucket that was to be deleted is not, as it is now that it is locked."""
+    if last_use is None:
+        return Reason.GONE
+    if (reason := usage.kept_for(force=force)) is not None:
+        return reason
+    return Reason.USED_SINCE if last_use != usage.last_use_unix else None
 
 
 def _remove(path: Path) -> None:

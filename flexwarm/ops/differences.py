@@ -12,7 +12,7 @@ from flexwarm.fingerprint import Fingerprint, differences
 from flexwarm.manifest import JobEntry, Manifest
 from flexwarm.modules import Source
 from flexwarm.ops.fingerprint import read as read_fingerprint
-from flexwarm.ops.prepare import DRILL, GUARD, Prepared
+from flexwarm.ops.prepare import DRILL, GUARD, Machine, Prepared
 from flexwarm.plan import Job
 from flexwarm.proof import JobProof
 from flexwarm.reasons import Code, Reason
@@ -24,18 +24,7 @@ def differences_since_build(
 ) -> list[Reason]:
     """What is not as it was when the job was built, of what can make a key miss."""
     worker = next(worker for worker in prepared.plan.workers if worker.rank == job.rank)
-    now = environment.key_variables({**environ, **worker.env})
-    reasons = []
-    for name in sorted(now.keys() | entry.env.keys()):
-        old, new = entry.env.get(name), now.get(name)
-        if old != new:
-            reasons.append(
-                Reason(
-                    code=Code.ENV_CHANGED,
-                    message=f"{name} was {_shown(old)} when this was built and is {_shown(new)} now",
-                    hint=f"build with {name} as the launch has it",
-                )
-            )
+    reasons = variables_since_build(entry, environment.key_variables({**environ, **worker.env}))
     old_sources = entry.detail.get("sources", {})
     for module, source in prepared.sources_of(job).items():
         if old_sources.get(module) != source.sha256:
@@ -51,14 +40,27 @@ def differences_since_build(
         reasons.append(
             Reason(
                 code=Code.CONFIG_CHANGED,
-                message=f"Inductor's settings are not those of the build: {_settings(known, entry, config)}",
+                message=f"Inductor's settings are not those of the build: {settings_difference(known, entry, config)}",
                 hint="look for what sets them: an environment variable, or a module that the spec names",
             )
         )
     return reasons
 
 
-def _settings(known: Manifest, entry: JobEntry, new: Mapping[str, str]) -> str:
+def variables_since_build(entry: JobEntry, now: Mapping[str, str]) -> list[Reason]:
+    """The variables that can make a key miss and are not as they were when ``entry`` was built."""
+    return [
+        Reason(
+            code=Code.ENV_CHANGED,
+            message=f"{name} was {_shown(entry.env.get(name))} when this was built and is {_shown(now.get(name))} now",
+            hint=f"build with {name} as the launch has it",
+        )
+        for name in sorted(now.keys() | entry.env.keys())
+        if entry.env.get(name) != now.get(name)
+    ]
+
+
+def settings_difference(known: Manifest, entry: JobEntry, new: Mapping[str, str]) -> str:
     """The settings that differ, by name; the first three."""
     old = known.configs.get(entry.config_digest, {})
     names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
@@ -100,12 +102,12 @@ def changes_since_proof(proven: JobProof, now: Mapping[str, str], sources: Mappi
     return reasons
 
 
-def no_bucket(prepared: Prepared) -> Reason:
+def no_bucket(machine: Machine) -> Reason:
     """Say that nothing was built for this machine; and, if something was for another, in what the two differ."""
-    message = f"nothing was built for this toolchain (bucket {prepared.bucket.digest}) in {prepared.store.root}"
-    nearest = _nearest(prepared)
+    message = f"nothing was built for this toolchain (bucket {machine.bucket.digest}) in {machine.store.root}"
+    nearest = _nearest(machine)
     if nearest is not None:
-        changes = [change for change in differences(nearest[1], prepared.fingerprint) if change.selects]
+        changes = [change for change in differences(nearest[1], machine.fingerprint) if change.selects]
         told = "; ".join(f"{c.component} {_shown(c.old)} -> {_shown(c.new)}" for c in changes[:3])
         more = f"; and {len(changes) - 3} more" if len(changes) > 3 else ""
         return Reason(
@@ -116,14 +118,14 @@ def no_bucket(prepared: Prepared) -> Reason:
     return Reason(code=Code.NO_BUCKET, message=message, hint="flexwarm build")
 
 
-def _nearest(prepared: Prepared) -> tuple[str, Fingerprint] | None:
+def _nearest(machine: Machine) -> tuple[str, Fingerprint] | None:
     found = []
-    for bucket in prepared.store.buckets():
+    for bucket in machine.store.buckets():
         try:
             fingerprint = read_fingerprint(bucket.fingerprint)
         except FlexwarmError:
             continue  # only named to help; a bucket that cannot be read is no help
-        distance = sum(change.selects for change in differences(fingerprint, prepared.fingerprint))
+        distance = sum(change.selects for change in differences(fingerprint, machine.fingerprint))
         found.append((distance, bucket.digest, fingerprint))
     if not found:
         return None

@@ -80,7 +80,12 @@ def _layout(worker: Worker) -> dict[str, object]:
 
 
 def _kind(workload: Workload) -> dict[str, object]:
-    """What distinguishes a call for a drill; shapes do not, and a drill compiles without dynamic shapes."""
+    """What distinguishes a call for a drill; shapes do not, and a drill compiles without dynamic shapes.
+
+    What a step function calls nobody knows, and its arguments may decide that: each is a kind of its own.
+    """
+    if workload.step is not None:
+        return {"step": workload.step}
     options = dataclasses.replace(workload.compile, dynamic=None)
     return {"call_site": workload.call_site, "grad": workload.grad, "compile": options}
 
@@ -104,17 +109,17 @@ def run_drill(prepared: Prepared, options: RunOptions, environ: Mapping[str, str
     state = wanted_state(prepared.plan, options)
     if state is not DrillState.RAN:
         return DrillResult(state=state)
-    directory = run_directory(prepared.bucket, launch.new_run_id())
-    scratch = directory / "cache"
     conduct = options.conduct(Purpose.DRILL)
     # A lane that is held stands still, and that is no hang.
     conduct = dataclasses.replace(conduct, hang_seconds=max(conduct.hang_seconds, 2 * HOLD_SECONDS))
-    try:
-        scratch.mkdir(mode=0o700)
-        plan = drill_plan(prepared.plan, str(scratch))
-        watcher.notify(f"the drill: {len(plan.workers)} of {len(prepared.plan.workers)} ranks, on an empty cache")
-        watcher.on_plan(plan, "drill")
-        record = run_in(directory, plan, conduct, environ, options.limits, watcher)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)  # what cannot go goes with the run's directory
+    with run_directory(prepared.bucket, launch.new_run_id()) as directory:
+        scratch = directory / "cache"
+        try:
+            scratch.mkdir(mode=0o700)
+            plan = drill_plan(prepared.plan, str(scratch))
+            watcher.notify(f"the drill: {len(plan.workers)} of {len(prepared.plan.workers)} ranks, on an empty cache")
+            watcher.on_plan(plan, "drill")
+            record = run_in(directory, plan, conduct, environ, options.limits, watcher)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)  # what cannot go goes with the run's directory
     return DrillResult(state=state, record=record)

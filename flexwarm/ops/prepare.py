@@ -22,14 +22,20 @@ PACKAGE = Path(__file__).resolve().parents[1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
+class Machine:
+    """What is known of this machine, and which bucket is its own."""
+
+    fingerprint: Fingerprint
+    store: Store
+    bucket: Bucket
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared(Machine):
     """Everything that is known before the first worker."""
 
     spec: Spec
     sources: Mapping[str, Source]
-    fingerprint: Fingerprint
-    store: Store
-    bucket: Bucket
     plan: Plan
 
     def sources_of(self, job: Job) -> dict[str, Source]:
@@ -54,9 +60,34 @@ def prepare(
     check_devices(found.roles, environ)
     if any(role.uses_cpu for role in found.roles):
         toolchain.require_cxx({**environ, **SELF_CONTAINED}, building=building, headers=toolchain.python_headers())
+    uses_cpu = any(role.uses_cpu for role in found.roles)
+    machine = find_machine(environ, root=root, trust_shared=trust_shared, create=create, uses_cpu=uses_cpu)
+    cores = len(os.sched_getaffinity(0))
+    plan = make_plan(found, environ=environ, bucket_path=str(machine.bucket.path), cores=cores)
+    return Prepared(
+        spec=found,
+        sources=sources,
+        fingerprint=machine.fingerprint,
+        store=machine.store,
+        bucket=machine.bucket,
+        plan=plan,
+    )
+
+
+def find_machine(environ: Mapping[str, str], *, root: Path | None, trust_shared: bool, create: bool, uses_cpu: bool) -> Machine:
+    """This machine's fingerprint and bucket.
+
+    Args:
+        create: make what is missing of the store.
+        uses_cpu: C++ is compiled for the processor.
+
+    Raises:
+        UnsupportedError: no torch that flexwarm knows.
+        StoreError: the store cannot be used.
+    """
     root = root if root is not None else store.default_root(environ)
     opened = Store.open(root, create=create, trust_shared=trust_shared)
-    if any(role.uses_cpu for role in found.roles) and any(letter.isspace() for letter in str(opened.root)):
+    if uses_cpu and any(letter.isspace() for letter in str(opened.root)):
         raise StoreError(
             f"torch's C++ builder cannot use a path with a space in it: {str(opened.root)!r}", "name another with --store DIR"
         )
@@ -64,8 +95,7 @@ def prepare(
     bucket = opened.bucket(fingerprint.digest)
     if not trust_shared:
         opened.refuse_bucket_of_others(bucket)
-    plan = make_plan(found, environ=environ, bucket_path=str(bucket.path), cores=len(os.sched_getaffinity(0)))
-    return Prepared(spec=found, sources=sources, fingerprint=fingerprint, store=opened, bucket=bucket, plan=plan)
+    return Machine(fingerprint=fingerprint, store=opened, bucket=bucket)
 
 
 #: Names of what a verification did beside looking at keys, in a proof's context.

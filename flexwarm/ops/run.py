@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from flexwarm import launch
-from flexwarm.errors import StoreError
+from flexwarm import launch, locks
+from flexwarm.errors import StoreError, UnsupportedError
 from flexwarm.events import Event
 from flexwarm.files import list_names, make_directory
 from flexwarm.launch import Limits, OnEvent
@@ -23,6 +24,8 @@ from flexwarm.verdict import Verdict
 
 #: Runs whose requests, events and logs are kept in a bucket, the newest.
 RUNS_KEPT = 8
+#: In the directory of a run, locked while it goes on.
+_IN_USE = "in-use.lock"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,8 +106,8 @@ def run_workers(
 ) -> Record:
     """Run a plan's workers and fold what they said."""
     watcher.on_plan(plan, "")
-    directory = run_directory(prepared.bucket, run_id)
-    return run_in(directory, plan, conduct, environ, limits, watcher, before_jobs)
+    with run_directory(prepared.bucket, run_id) as directory:
+        return run_in(directory, plan, conduct, environ, limits, watcher, before_jobs)
 
 
 def run_in(
@@ -135,15 +138,23 @@ def run_in(
     return fold(plan, run.events, run.exits)
 
 
-def run_directory(bucket: Bucket, name: str) -> Path:
-    """A new directory for one run, in the bucket; elsewhere when the bucket is another's and can only be read."""
-    try:
-        make_directory(bucket.runs)
-        for old in sorted(list_names(bucket.runs))[: -RUNS_KEPT + 1]:
-            shutil.rmtree(bucket.runs / old, ignore_errors=True)  # only logs: one that cannot go stays
-        directory = bucket.runs / name
-        directory.mkdir()
-    except (OSError, StoreError):
-        directory = Path(tempfile.mkdtemp(prefix="flexwarm-")) / name
-        directory.mkdir()
-    return directory
+@contextmanager
+def run_directory(bucket: Bucket, name: str) -> Iterator[Path]:
+    """A new directory for one run, in the bucket; elsewhere when the bucket is another's and can only be read.
+
+    The oldest ones go, but none whose run goes on: a launch may take days, and with a store that many nodes share there are
+    more runs at once than are kept.
+    """
+    with ExitStack() as stack:
+        try:
+            make_directory(bucket.runs)
+            for old in sorted(list_names(bucket.runs))[: -RUNS_KEPT + 1]:
+                if not locks.is_held(bucket.runs / old / _IN_USE):
+                    shutil.rmtree(bucket.runs / old, ignore_errors=True)  # only logs: one that cannot go stays
+            directory = bucket.runs / name
+            directory.mkdir()
+            stack.enter_context(locks.mark_held(directory / _IN_USE))
+        except (OSError, StoreError, UnsupportedError):
+            directory = Path(tempfile.mkdtemp(prefix="flexwarm-")) / name
+            directory.mkdir()
+        yield directory

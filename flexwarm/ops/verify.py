@@ -83,7 +83,7 @@ def _decide(
         return _none_run(plan, disabled, Outcome.NOT_RUN), None, None, not_run
     if not bucket.exists():
         return _none_run(plan, [no_bucket(prepared)], Outcome.NOT_RUN), None, None, not_run
-    with locks.hold_if_writable(
+    with locks.share_if_writable(
         bucket.lock,
         holder=bucket.holder,
         command="verify",
@@ -94,7 +94,7 @@ def _decide(
             known = manifest.load(bucket)
             read = proof.manifest_digest(bucket) if known is not None else ""
         except CorruptError as error:
-            return _none_run(plan, [_corrupt(error.message)], Outcome.NOT_RUN), None, None, not_run
+            return _none_run(plan, [corrupt(error.message)], Outcome.NOT_RUN), None, None, not_run
         if known is None:
             return _none_run(plan, [_unfinished(prepared)], Outcome.NOT_RUN), None, None, not_run
         matches = {job.id: _match(job, known) for job in plan.jobs}
@@ -154,7 +154,7 @@ def _full(
         before_jobs=check_bucket,
     )
     if faults:
-        return _none_run(prepared.plan, [_fault_reason(fault) for fault in faults], Outcome.NOT_RUN), record, ""
+        return _none_run(prepared.plan, [fault_reason(fault) for fault in faults], Outcome.NOT_RUN), record, ""
     disk = [change.path for change in inventory.changed(before[0], inventory.snapshot(bucket))]
     built = {job_id: entry for job_id, entry in matches.items() if entry is not None}
     verdict = judge_verify(
@@ -184,7 +184,7 @@ def _fast(
         faults = inventory.check(bucket, known, deep=False)
         damaged = [fault for fault in faults if fault.kind is not FaultKind.MTIME]
         if damaged:
-            return _none_run(prepared.plan, [_fault_reason(fault) for fault in damaged], Outcome.NOT_RUN), None
+            return _none_run(prepared.plan, [fault_reason(fault) for fault in damaged], Outcome.NOT_RUN), None
         if proven is not None:
             touched = f"{faults[0].path} was" if faults else "a file was"
             message = f"{touched} written, copied or replaced since a verification last read the bucket"
@@ -259,11 +259,13 @@ def _not_proven(message: str) -> Reason:
     return Reason(code=Code.NOT_PROVEN, message=message, hint="run flexwarm verify without --fast once")
 
 
-def _corrupt(message: str) -> Reason:
+def corrupt(message: str) -> Reason:
+    """A file that is not what a build wrote."""
     return Reason(code=Code.CORRUPT_FILE, message=message, hint="flexwarm build --rebuild")
 
 
-def _fault_reason(fault: Fault) -> Reason:
+def fault_reason(fault: Fault) -> Reason:
+    """A difference between the bucket and its manifest."""
     if fault.kind is FaultKind.UNLISTED_IN_KEY:
         # torch adds entries to a key that it has; a launch that compiled may have done so.
         return Reason(
@@ -271,7 +273,7 @@ def _fault_reason(fault: Fault) -> Reason:
             message=f"{fault.path} was put beside the entry of a build, and torch would load it",
             hint="flexwarm build removes it",
         )
-    return _corrupt(f"{fault.path} is not what was built: {fault.kind.value}")
+    return corrupt(f"{fault.path} is not what was built: {fault.kind.value}")
 
 
 def _unfinished(prepared: Prepared) -> Reason:

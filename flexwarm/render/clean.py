@@ -32,8 +32,8 @@ def render(plan: Plan, *, done: bool, now_unix: float) -> None:
         console.print(f"{_HEADINGS[action, done]}:", style="bold")
         console.print(_table(steps, now_unix))
         for step in steps:
-            if step.usage.holder:
-                console.print(f"  {step.usage.bucket} is held by {step.usage.holder}", markup=False)
+            for holder in step.usage.holders:
+                console.print(f"  {step.usage.bucket} {_tense(step, done)} {holder}", markup=False)
     if plan.leftovers:
         console.print(f"{'removed' if done else 'to remove'}: {_count(len(plan.leftovers), 'leftover tree')} of earlier runs")
     console.print(summary(plan, done=done))
@@ -48,6 +48,12 @@ def summary(plan: Plan, *, done: bool) -> str:
     deleted = _count(len(plan.having(Action.DELETE)), "bucket")
     size = text.size(plan.freed_bytes)
     return f"freed {size}: {deleted} deleted{tail}" if done else f"would free {size}: {deleted} to delete{tail}"
+
+
+def _tense(step: Step, done: bool) -> str:
+    if step.action is not Action.DELETE:
+        return "is held by"
+    return "was taken from" if done else "will be taken from"
 
 
 def _table(steps: Iterable[Step], now_unix: float) -> Table:

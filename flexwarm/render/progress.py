@@ -27,6 +27,7 @@ from flexwarm.events import (
     Settings,
     ShapeDone,
     Sources,
+    StepDone,
 )
 from flexwarm.plan import Job, Plan
 from flexwarm.render.text import duration
@@ -128,7 +129,7 @@ class RunProgress:
                 row.misses += 1
             case Compiled():
                 row.compiles += 1
-            case ShapeDone():
+            case ShapeDone() | StepDone():
                 row.shapes += 1
             case JobDone():
                 self._end(row, "compiled" if row.misses else "hit")
@@ -173,7 +174,7 @@ class RunProgress:
             table.add_row(
                 Text(row.job.id),
                 row.phase,
-                f"{row.shapes}/{len(row.job.workload.shapes)}",
+                f"{row.shapes}/{row.job.workload.parts}",
                 duration(elapsed),
                 Text(row.outcome or "…", style=style),
             )

@@ -16,6 +16,7 @@ from flexwarm.record import Record
 from flexwarm.render.text import duration, size
 from flexwarm.request import Guard
 from flexwarm.verdict import JobVerdict, Outcome
+from flexwarm.workload import Workload
 
 
 def run_json(result: RunResult) -> dict[str, Any]:
@@ -75,6 +76,8 @@ def _job_json(result: RunResult, verdict: JobVerdict) -> dict[str, Any]:
             }
             for done in record.shapes
         ]
+        if job.workload.step is not None:
+            data["steps"] = [{"number": done.number, "checks": done.checks, "seconds": done.seconds} for done in record.steps]
         if isinstance(end, JobFailed):
             data["traceback"] = end.traceback
     return data
@@ -193,6 +196,8 @@ def plan_json(plan: Plan, bucket: str) -> dict[str, Any]:
                         "share": job.share,
                         "leader": job.leader,
                         "shapes": [str(shape) for shape in job.workload.shapes],
+                        "step": job.workload.step.name if job.workload.step else None,
+                        "steps": job.workload.steps,
                     }
                     for job in worker.jobs
                 ],
@@ -202,7 +207,8 @@ def plan_json(plan: Plan, bucket: str) -> dict[str, Any]:
     }
 
 
-_STYLES = {
+#: How a verdict is shown.
+VERDICT_STYLES = {
     Kind.WARM: "bold green",
     Kind.BUILT: "bold cyan",
     Kind.COLD: "bold yellow",
@@ -237,7 +243,8 @@ def print_run(result: RunResult, *, verbosity: int) -> None:
                 console.print(f"    {place}", soft_wrap=not console.is_terminal, highlight=False, markup=False)
         if len(reasons) > len(shown):
             console.print(f"{owner}: and {len(reasons) - len(shown)} more reasons (-v shows them)", markup=False)
-    console.print(Text.assemble("verdict: ", (result.verdict.kind.value, _STYLES[result.verdict.kind]), _summary(result)))
+    kind = result.verdict.kind
+    console.print(Text.assemble("verdict: ", (kind.value, VERDICT_STYLES[kind]), _summary(result)))
     for hint in _hints(result) if verbosity >= 0 else ():
         console.print(f"  next: {hint}", soft_wrap=not console.is_terminal, highlight=False, markup=False)
 
@@ -318,7 +325,7 @@ def _table(result: RunResult, width: int) -> Any:
         where = (f"{job.role}:{rank}",) if narrow else (job.role, rank, job.device)
         hits, misses = (len(record.answers(answer)) if record else None for answer in (Answer.HIT, Answer.MISS))
         warm = record.first_seconds if record and verdict.outcome is Outcome.HIT else None
-        style = _OUTCOME_STYLES.get(verdict.outcome, "yellow")
+        style = outcome_style(verdict.outcome)
         table.add_row(
             Text(job.workload.name),
             *map(Text, where),
@@ -330,12 +337,24 @@ def _table(result: RunResult, width: int) -> Any:
     return table
 
 
+def outcome_style(outcome: Outcome) -> str:
+    """How an outcome is shown."""
+    return _OUTCOME_STYLES.get(outcome, "yellow")
+
+
 def _count(value: int | None) -> str:
     return "-" if value is None else str(value)
 
 
 def _where(lane: Lane) -> str:
     return lane.device if lane.device == lane.physical else f"{lane.physical}, seen as {lane.device}"
+
+
+def _parts(workload: Workload) -> str:
+    """What a job goes through."""
+    if workload.step is not None:
+        return f"{workload.steps} steps of {workload.step.name}"
+    return f"{len(workload.shapes)} shapes"
 
 
 def print_plan(plan: Plan, bucket_path: str) -> None:
@@ -354,7 +373,7 @@ def print_plan(plan: Plan, bucket_path: str) -> None:
         for job in worker.jobs:
             follows = f" after {job.leader}" if job.leader else ""
             lane = f"lane {job.lane} on {job.device}, " if several else ""
-            line(f"  {lane}{job.workload.name}: {len(job.workload.shapes)} shapes{follows}")
+            line(f"  {lane}{job.workload.name}: {_parts(job.workload)}{follows}")
             for shape in job.workload.shapes:
                 line(f"    {shape}")
     leaders = sum(job.leader is None for job in plan.jobs)

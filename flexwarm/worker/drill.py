@@ -4,15 +4,19 @@ Warm calls meet another lane's trace for milliseconds, so waiting for luck prove
 lane in turn is made to compile and is held inside each of its traces until every other lane has made a warm call. For
 lanes that share a device and run backward, the order that deadlocks is scripted too: one lane's backward waits to be
 compiled while another lane compiles.
+
+A step function makes its compiled calls itself, so what the others call meanwhile is a small attention call of the drill's
+own. Each lane's step begins from nothing: Dynamo is reset, and the lane has a cache to itself.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from flexwarm.events import DrillDone, DrillLock, Phase, Progress
@@ -24,12 +28,17 @@ from flexwarm.observer.torch_api.tracing import TracingApi, resolve_tracing
 from flexwarm.request import HOLD_SECONDS, JobRequest
 from flexwarm.worker import attention, lanes
 from flexwarm.worker.attention import Arguments, Runner
+from flexwarm.workload import Dtype, Shape, Workload
 
 #: A lane is held in so many traces of one compile; Inductor makes more of them than teach anything.
 HOLDS = 4
 POLL_SECONDS = 0.02
 #: Enough for every recompile that the drill asks for; the job's own limit is judged elsewhere.
 RECOMPILE_LIMIT = 4096
+#: What a lane calls while the step of another lane is held in a trace.
+PROBE = Shape(batch=1, q_heads=1, kv_heads=1, head_dim=32, q_len=128, kv_len=128, dtype=Dtype.FLOAT32)
+#: torch reads these anew at each use.
+CACHE_DIRECTORIES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 
 
 @dataclass(slots=True)
@@ -169,9 +178,11 @@ def run(bench: lanes.Bench, jobs: Sequence[JobRequest], number: int) -> None:
         return
     script = _Script(jobs, resolve_tracing(), recorder)
     stage = _Stage(jobs)
-    shared = attention.share(workload)
+    called = workload if workload.step is None else _probe(workload)
+    shared = attention.share(called)
     # Every new scale is a compile of its own where nothing is dynamic; no length, which a user's mask may not be made for.
-    fixed = attention.compiled_call(workload, dynamic=False)
+    fixed = attention.compiled_call(called, dynamic=False)
+    part = _Lane if workload.step is None else _StepLane
     bench.guard.hold = script.hold
 
     def lane(job: JobRequest) -> None:
@@ -179,7 +190,7 @@ def run(bench: lanes.Bench, jobs: Sequence[JobRequest], number: int) -> None:
             try:
                 # From torch 2.12 on a thread has its own limit.
                 api.dynamo_config.recompile_limit = RECOMPILE_LIMIT
-                _Lane(bench, job, shared, fixed, script, stage, jobs, number).run()
+                part(bench, job, called, shared, fixed, script, stage, jobs, number).run()
             except SystemExit as error:
                 lanes.emit_failure(recorder, job.id, RuntimeError(f"a function of the spec called sys.exit({error.code!r})"))
             except Exception as error:  # noqa: BLE001 - a lane's outcome, said in full
@@ -191,6 +202,11 @@ def run(bench: lanes.Bench, jobs: Sequence[JobRequest], number: int) -> None:
 
     lanes.run_threads(jobs, lane, bench.request.context)
     bench.guard.hold = None
+
+
+def _probe(workload: Workload) -> Workload:
+    """The drill's own attention call, where a workload has none that it could make."""
+    return replace(workload, shapes=(PROBE,), step=None, step_dtype=None)
 
 
 class _Stage:
@@ -219,12 +235,17 @@ class _Stage:
 
 
 class _Lane:
-    """One lane's part."""
+    """One lane's part.
+
+    Args:
+        called: the attention call that the lane makes while another one is held.
+    """
 
     def __init__(
         self,
         bench: lanes.Bench,
         job: JobRequest,
+        called: Workload,
         shared: attention.Shared,
         fixed: Callable[..., Any],
         script: _Script,
@@ -232,11 +253,12 @@ class _Lane:
         jobs: Sequence[JobRequest],
         number: int,
     ) -> None:
+        self._bench = bench
         self._recorder: Recorder = bench.recorder
         self._guard: GuardWatch = bench.guard
         self._job, self._fixed, self._script, self._stage, self._jobs = job, fixed, script, stage, jobs
-        self._runner = Runner(job.workload, job.device, shared, bench.recorder, bench.guard)
-        self._shape = job.workload.shapes[0]
+        self._runner = Runner(called, job.device, shared, bench.recorder, bench.guard)
+        self._shape = called.shapes[0]
         self._number = number
 
     def run(self) -> None:
@@ -245,26 +267,29 @@ class _Lane:
             # In turns: lanes that compile beside each other are what the last part is about.
             self._stage.next(self._job.lane)
             if other.lane == self._job.lane:
-                self._warm = self._runner.arguments(self._shape)
-                self._runner.call(self._warm, self._fixed)
+                self._warm_up()
         self._recorder.phase(Phase.RUN)
         for number, other in enumerate(self._jobs):
             self._stage.next(self._job.lane)
             if not self._stage.has(other.lane):
                 continue
             if other.lane == self._job.lane:
-                self._be_held(number)
+                self._be_held(lambda number=number: self._runner.call(self._new(number), self._fixed))  # type: ignore[misc]
             else:
                 self._call_beside()
         if self._job.workload.grad:
             self._lock_in_backward()
         self._stage.next(self._job.lane)
 
-    def _be_held(self, number: int) -> None:
+    def _warm_up(self) -> None:
+        self._warm = self._runner.arguments(self._shape)
+        self._runner.call(self._warm, self._fixed)
+
+    def _be_held(self, compile_anew: Callable[[], object]) -> None:
         self._script.take(self._job.lane)
         self._stage.next(self._job.lane)
         try:
-            self._runner.call(self._new(number), self._fixed)
+            compile_anew()
         finally:
             done = self._script.release()
         self._recorder.emit(
@@ -327,3 +352,44 @@ class _Lane:
         """Arguments that no lane has called with: they are compiled anew."""
         scale = self._job.workload.scale or self._shape.head_dim**-0.5
         return self._runner.arguments(self._shape, scale=scale * (1.0 + (1 + number + 1000 * self._number) / 2**16))
+
+
+class _StepLane(_Lane):
+    """One lane's part where the workload is a step function."""
+
+    def run(self) -> None:
+        lane = self._job.lane
+        stepper = lanes.step_runner(self._bench, self._job)
+        self._runner.enter()
+        for holder in self._jobs:
+            self._stage.next(lane)
+            present = self._stage.has(holder.lane)
+            self._stage.next(lane)  # nobody may fail, and be gone, before all have looked
+            if not present:
+                continue
+            if holder.lane == lane:
+                self._bench.api.reset()  # the step was compiled for the lane before; all are idle
+            self._stage.next(lane)
+            for other in self._jobs:
+                # In turns, as a build: what meets whom is scripted.
+                if other.lane == lane:
+                    self._warm_up()
+                self._stage.next(lane)
+            self._recorder.phase(Phase.RUN)
+            if holder.lane == lane:
+                with _cache_of(lane):
+                    self._be_held(lambda: stepper.call(0))
+            else:
+                self._call_beside()
+        self._stage.next(lane)
+
+
+@contextmanager
+def _cache_of(lane: int) -> Iterator[None]:
+    """The process compiles into an empty cache of one lane's: what another lane's step has compiled is not found there."""
+    before = {name: os.environ[name] for name in CACHE_DIRECTORIES}
+    os.environ.update({name: f"{path}-lane-{lane}" for name, path in before.items()})
+    try:
+        yield
+    finally:
+        os.environ.update(before)

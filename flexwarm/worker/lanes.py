@@ -9,6 +9,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,14 +17,14 @@ import torch
 from flexwarm import canonical, environment
 from flexwarm.environment import Effect
 from flexwarm.events import JobDone, JobFailed, JobStopped, Phase, Progress, Settings, Sources
-from flexwarm.observer import caches, limits
+from flexwarm.observer import caches, limits, sources
 from flexwarm.observer.guard import GuardWatch
 from flexwarm.observer.recorder import Recorder, StopAtMiss
 from flexwarm.observer.torch_api import TorchApi
 from flexwarm.observer.torch_api.tracing import TracingApi
 from flexwarm.request import JobRequest, Purpose, WorkerRequest
 from flexwarm.topology import LaneContext
-from flexwarm.worker import attention, sources
+from flexwarm.worker import attention, steps
 from flexwarm.worker.lineup import LineUp
 
 GATE_POLL_SECONDS = 0.01
@@ -129,7 +130,8 @@ def run(bench: Bench, jobs: Sequence[JobRequest], *, several: bool) -> None:
 
 def _run_lanes(bench: Bench, jobs: Sequence[JobRequest], ends: Mapping[str, _End], several: bool) -> None:
     request = bench.request
-    shared = attention.share(jobs[0].workload)
+    workload = jobs[0].workload
+    shared = attention.share(workload) if workload.step is None else None
     lineup = LineUp(
         [job.lane for job in jobs],
         # A build that compiles beside itself may deadlock, or die; a launch from what it made does not compile.
@@ -175,7 +177,7 @@ def run_threads(jobs: Sequence[JobRequest], target: Callable[[JobRequest], None]
 def _run_job(
     bench: Bench,
     job: JobRequest,
-    shared: attention.Shared,
+    shared: attention.Shared | None,
     lineup: LineUp,
     main: Mapping[str, str],
     end: _End,
@@ -185,8 +187,8 @@ def _run_job(
     began = time.perf_counter()
     with recorder.seat(job.id, job.device, job.lane if several else None) as seat:
         try:
-            runner = attention.Runner(job.workload, job.device, shared, recorder, bench.guard)
-            runner.enter()
+            enter, parts = _parts(bench, job, shared)
+            enter()
             if several:
                 limits.report_drift(recorder, main, "the main thread", limits.read(api), f"lane {job.lane}")
             if job.workload.grad:
@@ -195,9 +197,9 @@ def _run_job(
                     where, there = found
                     own, there = (limits.read_for_backward(x, job.workload) for x in (limits.read(api), there))
                     limits.report_drift(recorder, own, "the calling thread", there, where)
-            for number, shape in enumerate(job.workload.shapes):
+            for part in parts:
                 with lineup.shape(job.lane):
-                    runner.shape(number, shape)
+                    part()
         except StopAtMiss:
             end.stopped = True
         except SystemExit as error:
@@ -218,6 +220,22 @@ def _run_job(
             config = read_settings(api)
         if canonical.digest(config) != bench.settled:
             recorder.emit(Settings(t=time.time(), job=job.id, config_digest=canonical.digest(config), config=config))
+
+
+def _parts(
+    bench: Bench, job: JobRequest, shared: attention.Shared | None
+) -> tuple[Callable[[], None], list[Callable[[], None]]]:
+    """What makes the job's device current, and what the job does: its shapes or the calls of its step, in order."""
+    if shared is None:
+        stepper = step_runner(bench, job)
+        return stepper.enter, [partial(stepper.step, number) for number in range(job.workload.steps)]
+    runner = attention.Runner(job.workload, job.device, shared, bench.recorder, bench.guard)
+    return runner.enter, [partial(runner.shape, number, shape) for number, shape in enumerate(job.workload.shapes)]
+
+
+def step_runner(bench: Bench, job: JobRequest) -> steps.StepRunner:
+    """The step function of a job, in this rank."""
+    return steps.StepRunner(job, bench.request.rank, bench.environ, bench.recorder, bench.guard)
 
 
 def _emit_end(bench: Bench, job: JobRequest, end: _End, counters: Mapping[str, int]) -> None:

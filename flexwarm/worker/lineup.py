@@ -1,4 +1,4 @@
-"""How the lanes of a rank go through the shapes of a workload: side by side, or one after the other."""
+"""How the lanes of a rank go through the shapes of a workload, or the calls of a step: side by side, or one after the other."""
 
 from __future__ import annotations
 

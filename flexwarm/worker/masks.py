@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -153,8 +154,27 @@ def make(function: Function | None, builtins: Mapping[str, Callable[..., MaskMod
     if function.is_builtin:
         return builtins[function.name](context, **(function.args or {}))
     value = getattr(import_module(function.module), function.attribute)
-    made: MaskMod = value if function.args is None else value(context, **function.args)
+    made: MaskMod = value if function.args is None else _from_factory(value, context, function.args)
     if not callable(made):
         what = "returned" if function.args is not None else "is"
         raise TypeError(f"{function.name} {what} {made!r}, which is no function of (b, h, q, kv)")
     return made
+
+
+def _from_factory(factory: Callable[..., MaskMod], context: Context, args: Mapping[str, Any]) -> MaskMod:
+    """A factory that has no place for the context is called without: it is the training code's own, made for its callers."""
+    try:
+        signature = inspect.signature(factory)
+    except (TypeError, ValueError):  # written in C
+        return factory(context, **args)
+    # Where neither fits, the call says what is wrong.
+    alone = not _fits(signature, context, **args) and _fits(signature, **args)
+    return factory(**args) if alone else factory(context, **args)
+
+
+def _fits(signature: inspect.Signature, *args: Any, **kwargs: Any) -> bool:
+    try:
+        signature.bind(*args, **kwargs)
+    except TypeError:
+        return False
+    return True

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import pty
@@ -7,8 +8,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -343,3 +344,137 @@ def test_a_free_bucket_of_a_killed_build_is_not_in_use(three: Store, held_elsewh
     assert "build" in locks.read_holder(bucket.holder)
     assert flexwarm(three, "--all", "--yes").returncode == 0
     assert left(three) == []
+
+
+# Leases of runs
+
+#: Holds a lease from when it prints "held" until its standard input ends.
+LEASE = """
+import sys
+from pathlib import Path
+from flexwarm import leases
+from flexwarm.store import Bucket
+with leases.hold(Bucket(root=Path(sys.argv[1]), digest=sys.argv[2]), command="torchrun x.py", wait_seconds=30, notify=print):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextmanager
+def leased(bucket: Bucket) -> Iterator[subprocess.Popen[str]]:
+    """A run in another process that uses ``bucket`` for the length of the block."""
+    words = [sys.executable, "-c", LEASE, str(bucket.root), bucket.digest]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        try:
+            assert child.stdout.readline() == "held\n"
+            yield child
+        finally:
+            child.stdin.close()
+            child.wait(timeout=30)
+
+
+def run_of(child: subprocess.Popen[str]) -> str:
+    return f"flexwarm run -- torchrun x.py (pid {child.pid} on {socket.gethostname()}, since "
+
+
+def test_a_leased_bucket_is_skipped_and_counts_against_a_limit() -> None:
+    usages = [
+        dataclasses.replace(usage("leased", size=4, last=1), leases=("a run",)),
+        usage("next", size=4, last=2),
+        usage("last", size=4, last=3),
+    ]
+    assert decided(usages, Selection(max_size_bytes=8)) == [
+        ("leased", Action.SKIP, Reason.LEASED),
+        ("next", Action.DELETE, Reason.OVER_SIZE),
+        ("last", Action.KEEP, Reason.NOT_SELECTED),
+    ]
+    assert decided(usages, Selection(max_size_bytes=8, force=True)) == [
+        ("leased", Action.DELETE, Reason.OVER_SIZE),
+        ("next", Action.KEEP, Reason.NOT_SELECTED),
+        ("last", Action.KEEP, Reason.NOT_SELECTED),
+    ]
+
+
+def test_force_is_for_leases_and_never_for_a_bucket_that_a_build_has_locked() -> None:
+    held = dataclasses.replace(usage("held", holder="a build"), leases=("a run",))
+    assert decided([held], Selection(everything=True, force=True)) == [("held", Action.SKIP, Reason.IN_USE)]
+
+
+def test_a_bucket_that_runs_use_is_skipped_and_each_is_named(three: Store) -> None:
+    bucket = three.bucket(OLD)
+    with leased(bucket) as first, leased(bucket) as second:
+        done = flexwarm(three, "--all", "--yes", columns=200)
+        dry = flexwarm(three, "--all", "--dry-run", "--format", "json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert left(three) == [OLD]
+    assert "leased" in done.stdout
+    for child in (first, second):
+        assert f"{OLD} is held by {run_of(child)}" in done.stdout
+    (entry,) = json.loads(dry.stdout)["buckets"]
+    assert (entry["action"], entry["reason"], entry["holder"], len(entry["leases"])) == ("skip", "leased", None, 2)
+
+
+def test_force_deletes_it_all_the_same_and_says_from_whom_it_was_taken(three: Store) -> None:
+    with leased(three.bucket(OLD)) as child:
+        dry = flexwarm(three, "--all", "--force", "--dry-run", columns=200)
+        assert f"{OLD} will be taken from {run_of(child)}" in dry.stdout
+        assert left(three) == [OLD, MIDDLE, NEW]
+        done = flexwarm(three, "--all", "--force", "--yes", "--quiet", columns=200)
+    assert done.returncode == 0
+    assert f"{OLD} was taken from {run_of(child)}" in done.stdout
+    assert left(three) == []
+
+
+def test_force_says_in_json_from_whom_it_was_taken(three: Store) -> None:
+    with leased(three.bucket(OLD)) as child:
+        done = flexwarm(three, "--older-than", "30d", "--force", "--yes", "--format", "json")
+    entry = json.loads(done.stdout)["buckets"][0]
+    assert (entry["bucket"], entry["action"], entry["reason"], entry["holder"]) == (OLD, "delete", "older-than", None)
+    (taken,) = entry["leases"]
+    assert taken.startswith(run_of(child))
+
+
+def test_force_without_a_lease_is_a_plain_clean(three: Store) -> None:
+    done = flexwarm(three, "--all", "--force", "--yes", "--quiet")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert left(three) == []
+
+
+def test_the_lease_of_a_killed_run_stops_nobody(three: Store) -> None:
+    bucket = three.bucket(OLD)
+    with leased(bucket) as child:
+        child.kill()
+        child.wait(timeout=30)
+    assert len(list(bucket.leases.glob(f"*.{child.pid}.*"))) == 2, "the run left nothing that could be in the way"
+    done = flexwarm(three, "--all", "--yes")
+    assert "skipped" not in done.stdout
+    assert left(three) == []
+    assert [path.name for path in bucket.leases.iterdir()] == [bucket.gate.name]
+
+
+def test_a_bucket_that_a_run_took_after_the_plan_is_skipped_unless_forced(three: Store) -> None:
+    plan = plan_of(three, Selection(everything=True))
+    with leased(three.bucket(OLD)) as old, leased(three.bucket(NEW)):
+        result = clean.execute(three, plan, wait_seconds=0, notify=print)
+        assert [(step.usage.bucket, step.reason) for step in result.having(Action.SKIP)] == [
+            (OLD, Reason.LEASED),
+            (NEW, Reason.LEASED),
+        ]
+        (taken,) = result.having(Action.SKIP)[0].usage.leases
+        assert taken.startswith(run_of(old))
+        assert left(three) == [OLD, NEW]
+        forced = clean.execute(three, plan, wait_seconds=0, notify=print, force=True)
+    assert left(three) == []
+    assert [step.usage.bucket for step in forced.having(Action.DELETE) if step.usage.leases] == [OLD, NEW]
+
+
+def test_a_run_that_begins_after_a_clean_finds_no_bucket_and_its_lease_is_of_the_next_one(three: Store) -> None:
+    bucket = three.bucket(OLD)
+    clean.execute(three, plan_of(three, Selection(everything=True)), wait_seconds=0, notify=print)
+    with leased(bucket):
+        assert not bucket.exists()
+        fill(three, OLD, size_bytes=1, age_seconds=0)
+        clean.execute(three, plan_of(three, Selection(everything=True)), wait_seconds=0, notify=print)
+        assert bucket.exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import inspect
 import re
 from collections.abc import Iterator, Mapping
@@ -31,6 +32,7 @@ from flexwarm.events import (
     Layer,
     Lookup,
     ShapeDone,
+    StepDone,
 )
 from flexwarm.hazards import HazardCode
 from flexwarm.launch import Limits
@@ -42,10 +44,11 @@ from flexwarm.reasons import MEANING, Code, Kind
 from flexwarm.record import End, Exit, fold
 from flexwarm.render.run import plan_json, run_json
 from flexwarm.request import Guard
+from flexwarm.step import StepContext
 from flexwarm.store import Bucket
 from flexwarm.topology import MAX_STAGGER_SECONDS, LaneContext, ProcessGroup
 from flexwarm.verdict import Outcome, judge_verify, with_drill
-from flexwarm.workload import RECOMPILE_LIMIT, CallSite, Dtype, Layout
+from flexwarm.workload import RECOMPILE_LIMIT, STEP_CALLS, CallSite, Dtype, Layout
 
 ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = ROOT / "docs" / "reference"
@@ -294,9 +297,20 @@ def test_the_spec_page_has_exactly_the_attributes_of_a_factorys_context() -> Non
     assert first_cells(section(page("spec.md"), "Your own functions")) == fields
 
 
+def test_the_spec_page_has_exactly_the_keys_of_a_step_and_the_attributes_of_its_context() -> None:
+    listed = first_cells(section(page("spec.md"), "Step functions"))
+    keys = known_keys("workload") - set(spec.ATTENTION_KEYS) - {"step"}
+    assert listed == keys | {field.name for field in dataclasses.fields(StepContext)}
+
+
+def test_how_often_a_step_is_called_on_the_spec_page_is_as_in_the_code() -> None:
+    (row,) = [cells for cells in rows(section(page("spec.md"), "Step functions")) if cells[0] == "`steps`"]
+    assert row[2] == str(STEP_CALLS)
+
+
 def test_the_recompile_limit_on_the_spec_page_is_that_of_the_code() -> None:
-    (row,) = [cells for cells in rows(page("spec.md")) if cells[0] == "`recompile_limit`"]
-    assert row[2] == str(RECOMPILE_LIMIT)
+    found = [cells[2] for cells in rows(page("spec.md")) if cells[0] == "`recompile_limit`"]
+    assert found == [str(RECOMPILE_LIMIT)] * 2
 
 
 def test_the_longest_stagger_on_the_spec_page_is_that_of_the_code() -> None:
@@ -437,6 +451,20 @@ def test_every_field_of_a_runs_json_is_on_the_json_page() -> None:
     )
     fields = set(_fields(run_json(result)))
     assert {"traceback", "stack", "import_seconds", "repeat_seconds", "answer", "detail", "owner_lane", "holds"} <= fields
+    assert fields - code_in(page("json.md")) == set()
+
+
+def test_every_field_of_a_steps_json_is_on_the_json_page() -> None:
+    text = 'schema = 1\n[[workload]]\nname = "w"\nstep = "m:f"\n'
+    plan = make_plan(spec.parse(text, "s"), environ={}, bucket_path="/b", cores=2)
+    done = StepDone(t=0, job=plan.jobs[0].id, number=0, checks=1, seconds=1.0)
+    record = fold(plan, {0: [done]}, {0: Exit(end=End.FINISHED, status=0, log="l")})
+    verdict = judge_verify(record, {}, {}, [], {})
+    result = RunResult(
+        verdict=verdict, bucket="0" * 20, bucket_path="/b", plan=plan, record=record, cold_seconds={}, seconds=1.0
+    )
+    fields = set(_fields(run_json(result)))
+    assert {"steps", "number"} <= fields
     assert fields - code_in(page("json.md")) == set()
 
 

@@ -80,7 +80,8 @@ def test_a_workload_survives_its_way_to_the_worker() -> None:
         ('compile = { mode = "max-autotune", options = { a = 1 } }', ["mode or options"]),
         ('compile = { mode = "max-autotun" }', ["mode", "max-autotun", "reduce-overhead"]),
         ('dtype = ["float32", "float32"]', ["dtype", "twice"]),
-        ('step = "m:f"', ["step", "not supported"]),
+        ('step = "m:f"', ["q_heads", "describes an attention call", "'m:f'"]),
+        ("step_args = { layers = 2 }", ["step_args", "no step"]),
         ('roles = ["nobody"]', ["roles", "nobody"]),
     ],
 )  # fmt: skip

@@ -17,7 +17,7 @@ from flexwarm.reasons import Code
 
 PROGRAM = """
 import json, sys
-from flexwarm.worker import sources
+from flexwarm.observer import sources
 baseline = frozenset(sys.modules)
 exec(sys.argv[1])
 print(json.dumps(sources.loaded_since(baseline, float(sys.argv[2]))))

@@ -7,7 +7,7 @@ same meaning. ``tests/contract`` holds them against the torch that is installed.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from functools import cached_property
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -15,80 +15,107 @@ from typing import Any
 from flexwarm.errors import UnsupportedError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TorchApi:
-    """The resolved parts.
+    """The private parts, each looked up when it is first asked for: only then is its module imported.
 
-    Attributes:
-        fx_cache: ``FxGraphCache``; its static ``prepare_key`` answers (key and lines, info), ``load_with_key`` answers
-            (graph or None, info).
-        aot_cache: ``AOTAutogradCache``; its static ``try_load`` counts a hit, a miss or a bypass.
-        aot_module: the module whose global ``autograd_cache_key`` is called once a lookup and answers (key, lines).
-        counters: Dynamo's counters: group -> name -> count.
-        compile_module: the module whose global ``fx_codegen_and_compile`` is called once for each graph that no cache served.
-        convert_frame: the module whose global ``exceeds_recompile_limit`` answers (exceeded, name of the limit) before each
-            compile.
-        flex_module: the module whose global ``math_attention`` materialises the score matrix.
-        fake_tensors: tensor types that carry no data; a call with them is tracing, not attention.
-        inductor_config: Inductor's config module, part of every key.
-        dynamo_config: Dynamo's config module.
+    A program that is observed imports torch's compilers in its own time, after it has set its own variables. A worker asks
+    for all parts at once with :func:`resolve`.
+
+    Raises (each attribute):
+        UnsupportedError: names the version and the part that is missing or has another shape.
     """
 
-    fx_cache: Any
-    aot_cache: Any
-    aot_module: Any
-    counters: Mapping[str, Mapping[str, int]]
-    compile_module: Any
-    convert_frame: Any
-    flex_module: Any
-    fake_tensors: tuple[type, ...]
-    inductor_config: Any
-    dynamo_config: Any
-    reset: Callable[[], None]
+    @cached_property
+    def fx_cache(self) -> Any:
+        """``FxGraphCache``; static ``prepare_key`` answers (key and lines, info), ``load_with_key`` (graph or None, info)."""
+        cache = _part(_module("torch._inductor.codecache"), "FxGraphCache")
+        for name in ("prepare_key", "load_with_key"):
+            _static(cache, name)
+        return cache
 
-    @staticmethod
-    def autotuner() -> Any:
-        """``CachingAutotuner``, whose ``benchmark_all_configs`` times kernel candidates; needs Triton, so it is probed last."""
+    @cached_property
+    def aot_module(self) -> Any:
+        """The module whose global ``autograd_cache_key`` is called once a lookup and answers (key, lines)."""
+        module = _module("torch._functorch._aot_autograd.autograd_cache")
+        _function(module, "autograd_cache_key")
+        return module
+
+    @cached_property
+    def aot_cache(self) -> Any:
+        """``AOTAutogradCache``; its static ``try_load`` counts a hit, a miss or a bypass."""
+        cache = _part(self.aot_module, "AOTAutogradCache")
+        for name in ("try_load", "save"):
+            _static(cache, name)
+        return cache
+
+    @cached_property
+    def counters(self) -> Mapping[str, Mapping[str, int]]:
+        """Dynamo's counters: group -> name -> count."""
+        counters: Mapping[str, Mapping[str, int]] = _part(_module("torch._dynamo.utils"), "counters")
+        return counters
+
+    @cached_property
+    def compile_module(self) -> Any:
+        """The module whose global ``fx_codegen_and_compile`` is called once for each graph that no cache served."""
+        module = _module("torch._inductor.compile_fx")
+        _function(module, "fx_codegen_and_compile")
+        return module
+
+    @cached_property
+    def convert_frame(self) -> Any:
+        """The module whose global ``exceeds_recompile_limit`` answers (exceeded, name of the limit) before each compile."""
+        module = _module("torch._dynamo.convert_frame")
+        _function(module, "exceeds_recompile_limit")
+        return module
+
+    @cached_property
+    def flex_module(self) -> Any:
+        """The module whose global ``math_attention`` materialises the score matrix."""
+        module = _module("torch._higher_order_ops.flex_attention")
+        _function(module, "math_attention")
+        return module
+
+    @cached_property
+    def fake_tensors(self) -> tuple[type, ...]:
+        """Tensor types that carry no data; a call with them is tracing, not attention."""
+        fake = _part(_module("torch._subclasses.fake_tensor"), "FakeTensor")
+        return (fake, _part(_module("torch._subclasses.functional_tensor"), "FunctionalTensor"))
+
+    @cached_property
+    def inductor_config(self) -> Any:
+        """Inductor's config module, part of every key."""
+        return _module("torch._inductor.config")
+
+    @cached_property
+    def dynamo_config(self) -> Any:
+        """Dynamo's config module."""
+        return _module("torch._dynamo.config")
+
+    @cached_property
+    def reset(self) -> Callable[[], None]:
+        """Forgets everything that Dynamo compiled."""
+        return _function(_module("torch._dynamo"), "reset")
+
+    def autotuner(self) -> Any:
+        """``CachingAutotuner``, whose ``benchmark_all_configs`` times kernel candidates; needs Triton, so it comes last."""
         autotuner = _part(_module("torch._inductor.runtime.triton_heuristics"), "CachingAutotuner")
         _function(autotuner, "benchmark_all_configs")
         return autotuner
 
 
+_PARTS = tuple(name for name, value in vars(TorchApi).items() if isinstance(value, cached_property))
+
+
 def resolve() -> TorchApi:
-    """Probe the installed torch.
+    """Every part of the installed torch, but for the autotuner.
 
     Raises:
         UnsupportedError: names the version and the part that is missing or has another shape.
     """
-    codecache = _module("torch._inductor.codecache")
-    aot_module = _module("torch._functorch._aot_autograd.autograd_cache")
-    flex_module = _module("torch._higher_order_ops.flex_attention")
-    fx_cache = _part(codecache, "FxGraphCache")
-    aot_cache = _part(aot_module, "AOTAutogradCache")
-    for owner, names in ((fx_cache, ("prepare_key", "load_with_key")), (aot_cache, ("try_load", "save"))):
-        for name in names:
-            _static(owner, name)
-    _function(aot_module, "autograd_cache_key")
-    _function(flex_module, "math_attention")
-    compile_module = _module("torch._inductor.compile_fx")
-    _function(compile_module, "fx_codegen_and_compile")
-    convert_frame = _module("torch._dynamo.convert_frame")
-    _function(convert_frame, "exceeds_recompile_limit")
-    fake = _part(_module("torch._subclasses.fake_tensor"), "FakeTensor")
-    functional = _part(_module("torch._subclasses.functional_tensor"), "FunctionalTensor")
-    return TorchApi(
-        fx_cache=fx_cache,
-        aot_cache=aot_cache,
-        aot_module=aot_module,
-        counters=_part(_module("torch._dynamo.utils"), "counters"),
-        compile_module=compile_module,
-        convert_frame=convert_frame,
-        flex_module=flex_module,
-        fake_tensors=(fake, functional),
-        inductor_config=_module("torch._inductor.config"),
-        dynamo_config=_module("torch._dynamo.config"),
-        reset=_function(_module("torch._dynamo"), "reset"),
-    )
+    api = TorchApi()
+    for name in _PARTS:
+        getattr(api, name)
+    return api
 
 
 def _refuse(what: str) -> UnsupportedError:

@@ -190,8 +190,11 @@ def _trace_frame(inside: FrameType) -> FrameType:
 # ---- finding the parts -------------------------------------------------------------------------------------------------
 
 
-def resolve_tracing() -> TracingApi:
+def resolve_tracing(*, autotune: bool = True) -> TracingApi:
     """Probe the installed torch; works while hooks are in place.
+
+    Args:
+        autotune: find the autotuner too, which the remedy needs; that imports a part of Inductor.
 
     Raises:
         UnsupportedError: names the version and the part that is missing or has another shape.
@@ -240,7 +243,7 @@ def resolve_tracing() -> TracingApi:
         annotate=_generator(notes, "annotate", ("annotation_dict",), "current_meta") if hasattr(notes, "annotate") else None,
         context=_part(_module("torch._guards"), "TracingContext"),
         backward=_code(_module("torch.autograd.graph"), "_engine_run_backward", ("t_outputs",), "_execution_engine"),
-        autotune=_autotune_function(),
+        autotune=_autotune_function() if autotune else None,
         module=_part(_module("torch.nn"), "Module"),
         skip=_function(_module("torch._dynamo.eval_frame"), "skip_code"),
     )

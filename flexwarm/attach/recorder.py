@@ -1,0 +1,167 @@
+"""Where the witnesses of an observed program write, which thread each event is of, and what happens at a miss."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from flexwarm import reaper
+from flexwarm.events import Event
+from flexwarm.observation import Observation, OnMiss
+from flexwarm.observer import threads
+from flexwarm.observer.recorder import Recorder, Seat
+from flexwarm.program_events import Forked, Held, Program, Spent
+from flexwarm.request import Purpose
+
+#: How long a program stands still at a miss before it ends itself, for want of a parent that ends it.
+HELD_SECONDS = 120.0
+#: The status with which it then ends.
+HELD_STATUS = 86
+
+#: Variables of launchers that say who a process is, the surest first: torchrun's are also set by accelerate and deepspeed.
+_PLACES = {
+    "rank": ("RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"),
+    "local_rank": ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"),
+    "world_size": ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"),
+    "local_world_size": ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS"),
+}
+
+
+def place_by_variables(environ: Mapping[str, str]) -> dict[str, int]:
+    """Who a process is in its launch, of what its launcher's variables say."""
+    found = {}
+    for name, variables in _PLACES.items():
+        value = next((environ[variable] for variable in variables if environ.get(variable, "").isdigit()), None)
+        if value is not None:
+            found[name] = int(value)
+    return found
+
+
+class ProgramRecorder(Recorder):
+    """The event file of one observed program.
+
+    A thread takes a seat at its first compiled call and keeps it: ``lane-0`` is the main thread's, the others are numbered
+    as they come, and a number is free again when its thread has ended.
+
+    Attributes:
+        subject_here: in a few words what that compile is of.
+    """
+
+    def __init__(self, observation: Observation, describe: Callable[[int | None], Program]) -> None:
+        self._observation, self._describe = observation, describe
+        self._seating = threading.Lock()
+        self._checks: dict[str, int] = {}
+        self._mute = False
+        self._warned: set[str] = set()
+        self.subject_here: Callable[[], str] = lambda: ""
+        super().__init__(self._path(), Purpose.VERIFY if observation.on_miss is OnMiss.FAIL else Purpose.BUILD)
+        super().emit(describe(None))
+
+    def _path(self) -> Path:
+        pid = os.getpid()
+        return Path(self._observation.directory) / f"{socket.gethostname()}-{pid}-{reaper.started(pid)}.events.jsonl"
+
+    # ---- forks ---------------------------------------------------------------------------------------------------------
+
+    def after_fork(self) -> None:
+        """In the child: one line to the parent's file. It gets a file of its own when it has something to say itself."""
+        self._seating = threading.Lock()
+        pid = os.getpid()
+        self._write(Forked(t=time.time(), pid=pid, started=reaper.started(pid)))
+
+    def emit(self, event: Event) -> None:
+        """A file that cannot be written any more, on a full disk, is no reason to end a user's program.
+
+        Nothing is said from then on, also not how the program ended: what is missing in between could be a hazard.
+        """
+        if os.getpid() != self._pid:
+            parent, self._pid = self._pid, os.getpid()
+            os.close(self._fd)
+            try:
+                self._fd = self._open(self._path())
+            except OSError:
+                self._fd, self._mute = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), True
+            self._write(self._describe(parent))
+        self._write(event)
+
+    def _write(self, event: Event) -> None:
+        if not self._mute:
+            try:
+                super()._write(event)
+            except OSError:
+                self._mute = True
+
+    @property
+    def has_a_file(self) -> bool:
+        """Whether this process has said anything: a forked child may not have."""
+        return os.getpid() == self._pid
+
+    # ---- seats ---------------------------------------------------------------------------------------------------------
+
+    @property
+    def own_seat(self) -> Seat | None:
+        seat: Seat | None = getattr(self._here, "seat", None)
+        return seat if seat is not None else self._take_seat()
+
+    def _take_seat(self) -> Seat | None:
+        ident = threading.get_ident()
+        if ident != threading.main_thread().ident and threads.is_engines(ident):
+            return None
+        with self._seating:
+            alive = {thread.ident for thread in threading.enumerate()}
+            for job, seat in list(self._seats.items()):
+                if seat.thread not in alive:
+                    self._checks[job] = self._checks.get(job, 0) + seat.checks
+                    del self._seats[job]
+            main = ident == threading.main_thread().ident
+            number = 0 if main else next(n for n in range(1, len(self._seats) + 2) if f"lane-{n}" not in self._seats)
+            # Without a lane's number: `name_of` then says the thread's own name, which a user knows.
+            seat = Seat(job=f"lane-{number}", device=self.device_here(), lane=None, thread=ident)
+            self._here.seat = self._seats[seat.job] = seat
+        return seat
+
+    def name_of_caller(self) -> str:
+        """The calling thread in a user's words."""
+        return self.name_of(threading.get_ident())
+
+    def checks(self) -> dict[str, int]:
+        """Thread -> how often torch asked it whether FX traces."""
+        found = dict(self._checks)
+        for seat in self.seats():
+            found[seat.job] = found.get(seat.job, 0) + seat.checks
+        return found
+
+    # ---- misses --------------------------------------------------------------------------------------------------------
+
+    def stop_if_verifying(self) -> None:
+        graph = self.graph_here()
+        match self._observation.on_miss:
+            case OnMiss.ALLOW:
+                return
+            case OnMiss.WARN:
+                self._warn(graph)
+            case OnMiss.FAIL:
+                self.emit(Held(t=time.time(), job=self.job, graph=graph))
+                # Not an exception: the program's own handlers, and other ranks in a collective, would make it another story.
+                time.sleep(HELD_SECONDS)
+                os._exit(HELD_STATUS)
+
+    def _warn(self, graph: str) -> None:
+        subject = self.subject_here() or "something outside of a graph"
+        if subject in self._warned:
+            return
+        self._warned.add(subject)
+        rank = place_by_variables(os.environ).get("rank")
+        who = f"rank {rank}" if rank is not None else f"pid {os.getpid()}"
+        try:
+            sys.stderr.write(f"flexwarm: {who} compiles {subject}, which is not in the bucket\n")
+        except (OSError, ValueError, AttributeError):
+            pass  # the program closed its standard error: the summary says it
+
+    def spent(self, seconds: float) -> None:
+        self.emit(Spent(t=time.time(), job=self.job, graph=self.graph_here(), seconds=round(seconds, 3)))

@@ -1,0 +1,246 @@
+"""Put the witnesses into this program: called by ``sitecustomize`` once the program has imported torch.
+
+Each witness is put in place when the program itself loads the part of torch that it watches: loading Inductor early would
+freeze settings that the program has not made yet. Whatever goes wrong here is told to the parent, and the program goes on.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import platform
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn
+
+import torch
+
+from flexwarm import __version__, environment, reaper
+from flexwarm.attach import imports
+from flexwarm.attach.recorder import ProgramRecorder, place_by_variables
+from flexwarm.calls import CompiledCall
+from flexwarm.canonical import digest, plain
+from flexwarm.environment import Effect
+from flexwarm.events import Bye, Refused, Settings, Sources
+from flexwarm.observation import Observation
+from flexwarm.observer import caches, compilers, dense, limits, sources, watchdog
+from flexwarm.observer.guard import GuardWatch
+from flexwarm.observer.torch_api import TorchApi, graphs
+from flexwarm.observer.torch_api.tracing import resolve_tracing
+from flexwarm.program_events import Called, Moved, Placed, Program, Raised, Summary
+from flexwarm.request import Guard
+
+#: Inductor's own helpers compile for the program that started them, which says what they did.
+_COMPILE_WORKER = "compile_worker"
+
+
+def attach(told: Mapping[str, Any]) -> None:
+    """Begin; ``told``: an :class:`flexwarm.observation.Observation` as JSON has it.
+
+    Raises:
+        ValueError: it is of another flexwarm.
+    """
+    _Attached(Observation.from_json(told)).begin()
+
+
+class _Attached:
+    """The observer of this process."""
+
+    def __init__(self, observation: Observation) -> None:
+        self._observation = observation
+        self._api = TorchApi()
+        self._place = place_by_variables(os.environ)
+        self._environ = {**os.environ, **observation.variables}
+        self._recorder = ProgramRecorder(observation, self._describe)
+        self._guard: GuardWatch | None = None
+        self._settings: dict[str, tuple[str, dict[str, str]]] = {}
+        self._moved: set[str] = set()
+        self._called: dict[str, CompiledCall] = {}
+        self._last = ""
+        self._baseline = frozenset(sys.modules)
+        self._ended = False
+
+    def begin(self) -> None:
+        if any(_COMPILE_WORKER in argument for argument in _argv()):
+            os.register_at_fork(after_in_child=self._recorder.after_fork)
+            return
+        recorder, api = self._recorder, self._api
+        recorder.device_here = lambda: f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_initialized() else ""
+        self._follow_ends()
+        self._when("torch._dynamo", self._watch_dynamo)
+        self._when("torch._inductor.codecache", lambda: caches.watch_fx(api, recorder))
+        self._when("torch._functorch._aot_autograd.autograd_cache", lambda: caches.watch_aot(api, recorder))
+        self._when("torch._inductor.compile_fx", self._watch_inductor)
+        self._when("torch._inductor.runtime.triton_heuristics", lambda: compilers.watch_autotune(api, recorder))
+        self._when("torch._higher_order_ops.flex_attention", lambda: dense.watch(api, recorder))
+        self._when("triton", lambda: compilers.watch_triton(recorder))
+
+    def _when(self, module: str, action: Callable[[], None]) -> None:
+        def act() -> None:
+            try:
+                action()
+            except Exception as error:  # noqa: BLE001 - the program is the user's and goes on; the parent is told, and never green
+                hint = getattr(error, "hint", "") or "this is a bug in flexwarm; please report it"
+                text = str(error) or traceback.format_exc(limit=-3)
+                self._recorder.emit(Refused(t=time.time(), message=f"{module}: {text}", hint=hint))
+
+        imports.after(module, act)
+
+    # ---- what is watched -----------------------------------------------------------------------------------------------
+
+    def _watch_dynamo(self) -> None:
+        limits.watch_recompiles(self._api, self._recorder)
+        if self._observation.guard is Guard.OFF:
+            return
+        if self._observation.guard is Guard.FIX:
+            from flexwarm import guard as remedy
+
+            remedy.install(backward=self._observation.backward.value)
+        tracing = resolve_tracing(autotune=False)
+        self._guard = GuardWatch(tracing, self._recorder)
+        self._guard.start()
+        watchdog.watch(tracing, self._recorder, self._observation.hang_seconds)
+
+    def _watch_inductor(self) -> None:
+        compilers.watch_inductor(self._api, self._recorder)
+        compilers.watch_processes(self._recorder)
+        graphs.observe_graphs(self._graph)
+        # What a thread of a compiler's pool does is of the graph that was handed over last: compiles take turns.
+        self._recorder.graph_here = lambda: graphs.current_graph() or self._last
+        self._recorder.subject_here = self._subject_here
+
+    def _graph(self, call: CompiledCall) -> None:
+        """Dynamo hands a graph to Inductor, in this thread."""
+        self._follow_place()
+        self._follow_variables()
+        self._called[call.graph], self._last = call, call.graph
+        self._recorder.emit(Called(t=time.time(), job=self._recorder.job, call=plain(call)))
+        self._read_settings()
+
+    def _subject_here(self) -> str:
+        call = self._called.get(self._recorder.graph_here())
+        return f"{call.title}, called at {call.caller}" if call else ""
+
+    def _read_settings(self) -> None:
+        """The settings in which this thread compiles or loads: once a thread, unless they have changed since."""
+        job = self._recorder.job or ""
+        read = limits.read(self._api)
+        if self._settings.get(job, ("", {}))[1] == read:
+            return
+        inductor = {name: repr(value) for name, value in self._api.inductor_config.save_config_portable().items()}
+        self._settings[job] = (self._recorder.name_of_caller(), read)
+        self._recorder.emit(Settings(t=time.time(), job=job, config_digest=digest(inductor), config=inductor))
+
+    # ---- who this is ---------------------------------------------------------------------------------------------------
+
+    def _describe(self, forked_from: int | None) -> Program:
+        return Program(
+            t=time.time(),
+            pid=os.getpid(),
+            parent=os.getppid(),
+            started=reaper.started(os.getpid()),
+            host=socket.gethostname(),
+            argv=_argv(),
+            components={
+                "torch.version": torch.__version__,
+                "torch.git": str(torch.version.git_version),
+                "torch.cuda": str(torch.version.cuda or "none"),
+                "python.version": platform.python_version(),
+                "cpu.capability": torch.backends.cpu.get_cpu_capability(),
+                "flexwarm.version": __version__,
+                "flexwarm.path": str(Path(__file__).resolve().parents[1]),
+            },
+            environ=environment.key_variables(os.environ),
+            place=dict(self._place),
+            forked_from=forked_from,
+        )
+
+    def _follow_place(self) -> None:
+        """A program that spawns its ranks by itself tells each who it is in arguments, and torch.distributed in the end."""
+        found = {**self._place, **place_by_variables(os.environ)}
+        distributed = sys.modules.get("torch.distributed")
+        if distributed is not None and distributed.is_available() and distributed.is_initialized():
+            found |= {"rank": distributed.get_rank(), "world_size": distributed.get_world_size()}
+        if found != self._place:
+            self._place = found
+            self._recorder.emit(Placed(t=time.time(), place=found))
+
+    def _follow_variables(self) -> None:
+        """torch reads its cache directories anew at each use: a program that sets one takes itself out of the bucket."""
+        for name in {*self._environ, *os.environ} - self._moved:
+            old, new = self._environ.get(name), os.environ.get(name)
+            if old != new and environment.effect(name) in (Effect.MOVES, Effect.DISABLES):
+                self._moved.add(name)
+                self._recorder.emit(Moved(t=time.time(), name=name, old=old, new=new))
+
+    # ---- how it ends ---------------------------------------------------------------------------------------------------
+
+    def _follow_ends(self) -> None:
+        """Say so when the program ends by itself: one that ends without a word was killed."""
+        os.register_at_fork(after_in_child=self._after_fork)
+        atexit.register(self._end, "exit")
+        leave, replace, replace_with = os._exit, os.execv, os.execve
+
+        @functools.wraps(leave)
+        def telling_exit(status: int) -> NoReturn:
+            self._end("os._exit")
+            leave(status)
+
+        @functools.wraps(replace)
+        def telling_execv(path: Any, argv: Any, /) -> Any:
+            self._end("exec")
+            return replace(path, argv)
+
+        @functools.wraps(replace_with)
+        def telling_execve(path: Any, argv: Any, env: Any) -> Any:
+            self._end("exec")
+            return replace_with(path, argv, env)
+
+        os._exit, os.execv, os.execve = telling_exit, telling_execv, telling_execve
+        hook = sys.excepthook
+
+        @functools.wraps(hook)
+        def telling_hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> Any:
+            frames = traceback.extract_tb(trace)
+            place = f"{frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""
+            self._recorder.emit(Raised(t=time.time(), error=kind.__name__, message=str(error)[:500], place=place))
+            hook(kind, error, trace)
+
+        sys.excepthook = telling_hook
+
+    def _after_fork(self) -> None:
+        self._recorder.after_fork()
+        if self._guard is not None:
+            self._guard.after_fork()
+
+    def _end(self, how: str) -> None:
+        if self._ended or not self._recorder.has_a_file:
+            return
+        self._ended = how != "exec"
+        recorder = self._recorder
+        self._follow_variables()
+        if self._called:
+            self._judge_settings()
+            if self._guard is not None and how == "exit":
+                self._guard.at_rest()
+            recorder.emit(Sources(t=time.time(), job="", files=sources.loaded_since(self._baseline, 0.0)))
+        counters = caches.read_counters(self._api) if "torch._dynamo.utils" in sys.modules else {}
+        recorder.emit(Summary(t=time.time(), counters=counters, checks=recorder.checks(), how=how))
+        recorder.emit(Bye(t=time.time()))
+
+    def _judge_settings(self) -> None:
+        """What a thread compiled with, against what the main thread has at its end."""
+        here = limits.read(self._api)
+        for job, (name, read) in self._settings.items():
+            if job != "lane-0":
+                limits.report_drift(self._recorder, here, "the main thread", read, name)
+
+
+def _argv() -> tuple[str, ...]:
+    return tuple(getattr(sys, "orig_argv", sys.argv))

@@ -1,0 +1,410 @@
+"""Run a user's launch line under observation: pass its output and signals through, read what its programs say, end it.
+
+Interprets nothing: it returns what was said, how the command ended, and which processes used torch and said nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, BinaryIO
+
+from flexwarm import events, reaper
+from flexwarm.errors import UsageError
+from flexwarm.events import Bye, Event, Hang, Refused
+from flexwarm.files import list_names
+from flexwarm.launch import POLL_SECONDS, reaping
+from flexwarm.program_events import Forked, Held, Program
+from flexwarm.programs import Ended, Told, Unseen
+
+#: A launch in which one program stands at a miss goes on for so long, so that others may say theirs.
+SETTLE_SECONDS = 2.0
+#: What the command gets to end after a signal that was passed on, before all is killed.
+GRACE_SECONDS = 30.0
+#: What its own helpers get to end after it.
+LEFT_SECONDS = 5.0
+#: How long the words of programs on other machines may take to come here.
+REMOTE_SECONDS = 5.0
+#: Between two looks at the processes; importing torch takes longer.
+LOOK_SECONDS = 0.25
+#: How often one process is asked whether it has torch loaded; one that has not after so many looks will not.
+LOOKS = 400
+#: In so many looks in a row torch must be there: between fork and exec every process of a torch program has it for a moment.
+_SURE = 2
+
+_PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_SI_KERNEL = 0x80
+#: In every process that imports torch; the C++ that Inductor tries out in processes of its own links the others.
+_TORCH_LIBRARY = "libtorch_python.so"
+_COMPILE_WORKER = os.path.join("torch", "_inductor", "compile_worker")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommandRun:
+    """What a launch line came to.
+
+    Attributes:
+        status: the command's exit status, or minus the signal that ended it.
+        signum: the signal with which flexwarm was asked to end it, if it was.
+        left: processes that outlived the command by more than :data:`LEFT_SECONDS`.
+    """
+
+    status: int
+    ended: Ended
+    signum: int | None
+    seconds: float
+    programs: tuple[Told, ...]
+    unseen: tuple[Unseen, ...]
+    left: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conditions:
+    """How a command is run.
+
+    Attributes:
+        stdout: where its standard output goes; None for our own.
+        patient: it is the user's real job: nothing but its own end, or a program that is held at a miss, ends it.
+        limit_seconds: of the whole command; None for none.
+    """
+
+    stdout: IO[str] | None = None
+    patient: bool = False
+    limit_seconds: float | None = None
+
+
+def run_command(
+    argv: Sequence[str],
+    *,
+    environ: Mapping[str, str],
+    directory: Path,
+    run_id: str,
+    conditions: Conditions,
+    on_event: Callable[[Event], None],
+) -> CommandRun:
+    """Run ``argv`` to its end.
+
+    Args:
+        environ: all of its environment, but for the run's marker.
+        directory: where its programs write their event files.
+        run_id: marks its processes.
+        on_event: called with each event as it arrives, in this thread.
+
+    Raises:
+        UsageError: there is no such command.
+    """
+    began = time.monotonic()
+    reaper.adopt_orphans()
+    others = frozenset(reaper.children(os.getpid()))
+    with reaping(run_id) as helper:
+        popen = _start(argv, {**environ, reaper.MARKER: run_id}, conditions.stdout)
+        watch = _Watch(popen, directory, others | {helper}, on_event)
+        supervision = _Supervision(watch, conditions, began)
+        try:
+            with _signals_held():
+                supervision.until_ended()
+        finally:
+            if not (conditions.patient and supervision.ended is Ended.BY_ITSELF):
+                reaper.kill_run(run_id)
+                reaper.kill_descendants(others | {helper})
+            if popen.poll() is None:
+                popen.kill()
+            popen.wait()
+            watch.read()
+            watch.close()
+    return CommandRun(
+        status=popen.returncode,
+        ended=supervision.ended,
+        signum=supervision.signum,
+        seconds=time.monotonic() - began,
+        programs=watch.told(),
+        unseen=watch.unseen(),
+        left=supervision.left,
+    )
+
+
+def _start(argv: Sequence[str], environ: Mapping[str, str], stdout: IO[str] | None) -> subprocess.Popen[bytes]:
+    def own_group() -> None:
+        os.setpgrp()
+
+    try:
+        return subprocess.Popen(
+            list(argv),
+            env=dict(environ),
+            stdout=stdout,
+            # In the foreground of a terminal it stays in our group: Ctrl-C and Ctrl-Z reach it as if it ran without us.
+            preexec_fn=None if _in_foreground() else own_group,
+        )
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise UsageError(
+            f"there is no command {argv[0]!r}", "write the launch line after -- as a shell would run it"
+        ) from error
+    except OSError as error:
+        raise UsageError(f"{argv[0]!r} cannot be started: {error.strerror}", "is it a program, and may you run it?") from error
+
+
+def _in_foreground() -> bool:
+    for fd in (0, 1, 2):
+        try:
+            if os.tcgetpgrp(fd) == os.getpgrp():
+                return True
+        except OSError:
+            continue  # not a terminal, or closed
+    return False
+
+
+@contextlib.contextmanager
+def _signals_held() -> Iterator[None]:
+    """Signals wait until they are asked for, with who sent them; the command, which is started before, has them as always."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
+    try:
+        yield
+    finally:
+        # What has come and was not taken is dealt with as at any other time.
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class _Supervision:
+    """Waits for the end of a command, and brings it about where it must."""
+
+    def __init__(self, watch: _Watch, conditions: Conditions, began: float) -> None:
+        self._watch, self._conditions, self._began = watch, conditions, began
+        self.ended = Ended.BY_ITSELF
+        self.signum: int | None = None
+        self.left: tuple[int, ...] = ()
+        self._deadline: float | None = None
+
+    def until_ended(self) -> None:
+        watch = self._watch
+        while not watch.has_ended():
+            self._pass_signals_on()
+            watch.read()
+            watch.look()
+            self._note_why()
+            if self._deadline is not None and time.monotonic() > self._deadline:
+                self._end()
+                return
+        if self.signum is not None:
+            self.ended = Ended.INTERRUPTED
+        self._let_helpers_end()
+
+    def _pass_signals_on(self) -> None:
+        """Wait a moment for signals; those that the terminal sent have reached the command as well."""
+        info = signal.sigtimedwait(_PASSED_ON, POLL_SECONDS)
+        if info is None:
+            return
+        if info.si_code != _SI_KERNEL or not _in_foreground():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._watch.pid, info.si_signo)
+        if info.si_signo in _ENDING and not self._conditions.patient and self.signum is None:
+            self.signum = info.si_signo
+            self._deadline = time.monotonic() + GRACE_SECONDS
+
+    def _note_why(self) -> None:
+        if self._deadline is not None:
+            return
+        limit = self._conditions.limit_seconds
+        if self._watch.held:
+            self.ended, self._deadline = Ended.AT_A_MISS, time.monotonic() + SETTLE_SECONDS
+        elif self._watch.hung and not self._conditions.patient:
+            self.ended, self._deadline = Ended.HUNG, time.monotonic()
+        elif limit is not None and time.monotonic() - self._began > limit:
+            self.ended, self._deadline = Ended.TIMED_OUT, time.monotonic()
+
+    def _end(self) -> None:
+        if self.signum is not None:
+            self.ended = Ended.INTERRUPTED
+        if self._watch.has_programs_elsewhere():
+            # Only the launcher can end what runs on other machines.
+            os.kill(self._watch.pid, signal.SIGTERM)
+            deadline = time.monotonic() + GRACE_SECONDS
+            while not self._watch.has_ended() and time.monotonic() < deadline:
+                time.sleep(POLL_SECONDS)
+
+    def _let_helpers_end(self) -> None:
+        """Programs that the command leaves behind, such as a compiler's helpers, end by themselves in a moment."""
+        deadline = time.monotonic() + (REMOTE_SECONDS if self._watch.waits_for_words_from_elsewhere() else LEFT_SECONDS)
+        while time.monotonic() < deadline:
+            self._watch.read()
+            alive = self._watch.alive()
+            if not alive and not self._watch.waits_for_words_from_elsewhere():
+                return
+            self._watch.look()
+            time.sleep(POLL_SECONDS)
+        self.left = tuple(self._watch.alive())
+
+
+@dataclass(slots=True)
+class _File:
+    """One program's event file."""
+
+    path: Path
+    stream: BinaryIO
+    said: list[Event] = field(default_factory=list)
+    rest: bytes = b""
+
+    @property
+    def program(self) -> Program | None:
+        first = self.said[0] if self.said else None
+        return first if isinstance(first, Program) else None
+
+    @property
+    def said_bye(self) -> bool:
+        return bool(self.said) and isinstance(self.said[-1], Bye)
+
+
+@dataclass(slots=True)
+class _Process:
+    """A process of the run that was seen alive."""
+
+    started: int
+    argv: tuple[str, ...]
+    torch: int = 0  # looks in a row that found it loaded
+    looks: int = 0
+    gone_unix: float | None = None
+
+
+class _Watch:
+    """Reads the event files and looks at the processes."""
+
+    def __init__(
+        self, popen: subprocess.Popen[bytes], directory: Path, others: frozenset[int], on_event: Callable[[Event], None]
+    ) -> None:
+        self._popen, self._directory, self._others, self._on_event = popen, directory, others, on_event
+        self._files: dict[str, _File] = {}
+        self._processes: dict[int, _Process] = {}
+        self._past: list[tuple[int, _Process]] = []
+        self._next_look = 0.0
+        self._host = socket.gethostname()
+        self.held = self.hung = False
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    def has_ended(self) -> bool:
+        """Not reaped yet, so that its number is still its own."""
+        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+    # ---- what is said --------------------------------------------------------------------------------------------------
+
+    def read(self) -> None:
+        """Read the whole lines that have arrived since the last call."""
+        for name in sorted(list_names(self._directory)):
+            if name.endswith(".jsonl") and name not in self._files:
+                path = self._directory / name
+                with contextlib.suppress(FileNotFoundError):  # who deletes the store must not end the user's job
+                    self._files[name] = _File(path=path, stream=path.open("rb"))
+        for file in self._files.values():
+            data = file.rest + file.stream.read()
+            *lines, file.rest = data.split(b"\n")
+            for line in lines:
+                event = _event(line, file.path)
+                file.said.append(event)
+                self.held |= isinstance(event, Held)
+                self.hung |= isinstance(event, Hang)
+                self._on_event(event)
+
+    def has_programs_elsewhere(self) -> bool:
+        return any(file.program is not None and file.program.host != self._host for file in self._files.values())
+
+    def waits_for_words_from_elsewhere(self) -> bool:
+        return any(
+            file.program is not None and file.program.host != self._host and not file.said_bye for file in self._files.values()
+        )
+
+    def told(self) -> tuple[Told, ...]:
+        return tuple(
+            Told(events=tuple(file.said), gone_unix=self._gone(file.program)) for _, file in sorted(self._files.items())
+        )
+
+    def _gone(self, program: Program | None) -> float | None:
+        if program is None or program.host != self._host:
+            return None
+        seen = [process for pid, process in self._all() if (pid, process.started) == (program.pid, program.started)]
+        return seen[0].gone_unix if seen else None
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.stream.close()
+
+    # ---- what is there -------------------------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Which processes there are, and which of them have torch loaded."""
+        programs = {file.program.pid for file in self._files.values() if file.program is not None}
+        # Who ended first is told by this, so it is looked for each time.
+        self._note_gone({pid for pid in programs & self._processes.keys() if reaper.is_zombie(pid)})
+        if time.monotonic() < self._next_look:
+            return
+        began = time.monotonic()
+        alive = set(self.alive())
+        self._note_gone(self._processes.keys() - alive)
+        for pid in alive - self._processes.keys():
+            self._processes[pid] = _Process(started=reaper.started(pid), argv=())
+        for pid, process in self._processes.items():
+            if process.looks < LOOKS and pid not in programs:
+                process.looks += 1
+                process.torch = process.torch + 1 if _has_torch(pid) else 0
+                process.argv = _argv(pid) or process.argv
+        reaper.reap_adopted(self._others | {self.pid})
+        # A look at very many processes must not become a load itself.
+        self._next_look = time.monotonic() + max(LOOK_SECONDS, 20 * (time.monotonic() - began))
+
+    def _note_gone(self, pids: Iterable[int]) -> None:
+        for pid in list(pids):
+            process = self._processes.pop(pid)
+            process.gone_unix = time.time()
+            self._past.append((pid, process))
+
+    def alive(self) -> list[int]:
+        """Our descendants, but for those that were there before; the command itself is none once it has ended."""
+        mine = [pid for pid in reaper.children(os.getpid()) if pid not in self._others]
+        found = [pid for child in mine for pid in (child, *reaper.descendants(child))]
+        return [pid for pid in found if not reaper.is_zombie(pid)]
+
+    def _all(self) -> list[tuple[int, _Process]]:
+        return [*self._past, *self._processes.items()]
+
+    def unseen(self) -> tuple[Unseen, ...]:
+        """Processes that had torch loaded, wrote no file, and were not forked from one that did."""
+        known = {(e.pid, e.started) for file in self._files.values() for e in file.said if isinstance(e, (Program, Forked))}
+        known_pids = {int(name.partition(".")[0]) for name in self._files if name.partition(".")[0].isdigit()}
+        return tuple(
+            Unseen(pid=pid, argv=process.argv)
+            for pid, process in self._all()
+            if process.torch >= _SURE and (pid, process.started) not in known and pid not in known_pids
+            # Inductor's helpers get another path; what they compile is reported by the program that they compile for.
+            and not any(_COMPILE_WORKER in argument for argument in process.argv)
+        )
+
+
+def _event(line: bytes, path: Path) -> Event:
+    """A line that cannot be read hides evidence. It is told of, and the command, which may be a real job, goes on."""
+    try:
+        return events.from_line(line.decode())
+    except ValueError as error:
+        return Refused(t=time.time(), message=f"{path} has a line that is no event: {error}", hint="is the store's disk full?")
+
+
+def _has_torch(pid: int) -> bool:
+    try:
+        return _TORCH_LIBRARY in Path(f"/proc/{pid}/maps").read_text(errors="replace")
+    except OSError:
+        return False  # it has just ended, or may not be asked
+
+
+def _argv(pid: int) -> tuple[str, ...]:
+    try:
+        data = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return ()
+    return tuple(os.fsdecode(item) for item in data.split(b"\0")[:-1])

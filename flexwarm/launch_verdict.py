@@ -1,0 +1,430 @@
+"""From the record of a launch line to a verdict. Pure: as for a spec, ``warm`` needs every witness, and each to have spoken."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+
+from flexwarm import evidence
+from flexwarm.commandline import read, title
+from flexwarm.errors import ExitCode
+from flexwarm.events import Answer, Layer, Lookup
+from flexwarm.hazards import HazardCode
+from flexwarm.programs import Ended, GraphRecord, LaunchRecord, ProgramRecord, signature_groups
+from flexwarm.reasons import Code, Kind, Reason, hazard, is_hazard, weigh
+from flexwarm.verdict import Outcome, outcome_of
+
+#: Calls that a note about ranks names.
+_NAMED = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramVerdict:
+    """One program's outcome, and why it is not warm."""
+
+    record: ProgramRecord
+    outcome: Outcome
+    reasons: tuple[Reason, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchVerdict:
+    """The verdict on a launch line.
+
+    Attributes:
+        reasons: those that belong to no single program.
+        notes: what is worth knowing and decides nothing, such as ranks that compile different things.
+    """
+
+    kind: Kind
+    exit_code: ExitCode
+    programs: tuple[ProgramVerdict, ...]
+    reasons: tuple[Reason, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expectation:
+    """What the parent knows beside the record.
+
+    Attributes:
+        ranks: how many must have reported; None to go by what the ranks themselves say of their number.
+        said_by: who says so.
+        components: what the parent read from files, to be held against what each program sees.
+        listed: (layer, key) of every key of the bucket's manifest.
+        recorded: identity of a program -> keys that a build of this very line recorded; empty if there was none.
+        disk: files of the bucket that differ before and after.
+        blind: why programs of this line cannot be observed, as far as the line says; empty if they can.
+    """
+
+    ranks: int | None
+    said_by: str
+    components: Mapping[str, str]
+    listed: Set[tuple[str, str]]
+    recorded: Mapping[str, Set[tuple[str, str]]]
+    disk: Sequence[str]
+    blind: str
+
+
+def judge_verified_launch(record: LaunchRecord, expected: Expectation, notes: Mapping[str, Sequence[Reason]]) -> LaunchVerdict:
+    """The verdict of a verification, or of a real run.
+
+    Args:
+        notes: identity of a program -> why it might miss; they count only for one that did.
+    """
+    programs = []
+    hits = _hits_by_identity(record)
+    for program in record.judged:
+        reasons = [reason for graph in program.graphs for reason in _miss_reasons(graph)]
+        missed = bool(reasons)
+        if program.held is not None and not missed:
+            # Held at a miss that no layer reported would be our own fault, and must not be silence.
+            reasons.append(Reason(code=Code.NO_EVIDENCE, message="the program was stopped, and no layer said why"))
+        reasons += _common_reasons(program, record, expected)
+        if program.said_bye and not missed and record.ended is not Ended.AT_A_MISS:
+            reasons += _key_reasons(program, expected, hits[program.identity])
+        if missed or any(reason.code is Code.KEY_NOT_LISTED for reason in reasons):
+            reasons += notes.get(program.identity, ())
+        programs.append(_concluded(program, reasons))
+    return _judge(record, expected, programs, best=Kind.WARM)
+
+
+def judge_built_launch(
+    record: LaunchRecord, expected: Expectation, stored: Set[tuple[str, str]]
+) -> LaunchVerdict:
+    """The verdict of a build: ``built`` when all is stored, ``warm`` when in addition nothing had to be compiled.
+
+    Args:
+        stored: (layer, key) of the entries that are in the bucket after the run.
+    """
+    programs = []
+    for program in record.judged:
+        reasons = [reason for graph in program.graphs for reason in _bypass_reasons(graph)]
+        reasons += _common_reasons(program, record, expected)
+        for layer, key in sorted(program.keys - stored):
+            reasons.append(
+                Reason(
+                    code=Code.NOT_STORED,
+                    message=f"torch compiled {layer} entry {evidence.short(key)} and stored nothing for it",
+                    hint="a launch would compile it again; run with TORCH_LOGS=+inductor to see why",
+                )
+            )
+        programs.append(_concluded(program, reasons))
+    only_hits = all(program.outcome is Outcome.HIT for program in programs)
+    return _judge(record, expected, programs, best=Kind.WARM if only_hits else Kind.BUILT)
+
+
+def _concluded(program: ProgramRecord, reasons: Sequence[Reason]) -> ProgramVerdict:
+    compiled = bool(program.compiled) or any(lookup.answer is Answer.MISS for lookup in program.lookups)
+    return ProgramVerdict(record=program, outcome=outcome_of(reasons, compiled=compiled), reasons=tuple(reasons))
+
+
+def _judge(record: LaunchRecord, expected: Expectation, programs: Sequence[ProgramVerdict], *, best: Kind) -> LaunchVerdict:
+    reasons = _command_reasons(record) + _coverage_reasons(record, expected)
+    every = [*reasons, *(reason for program in programs for reason in program.reasons)]
+    if expected.disk and not any(reason.code in _COMPILING for reason in every):
+        names = ", ".join(expected.disk[:3]) + (f" and {len(expected.disk) - 3} more" if len(expected.disk) > 3 else "")
+        reasons.append(
+            Reason(
+                code=Code.DISK_CHANGED,
+                message=f"the bucket changed during a run that says it compiled nothing: {names}",
+                hint="another process may be using the bucket; verify again when it is idle",
+            )
+        )
+    every = [*reasons, *(reason for program in programs for reason in program.reasons)]
+    kind, exit_code = weigh(every, best=best)
+    return LaunchVerdict(
+        kind=kind, exit_code=exit_code, programs=tuple(programs), reasons=tuple(reasons), notes=tuple(_rank_notes(record))
+    )
+
+
+_COMPILING = (Code.AOT_MISS, Code.FX_MISS, Code.TRITON_MISS, Code.AOT_BYPASS, Code.FX_BYPASS, Code.COMPILED)
+
+
+# ---- of one program --------------------------------------------------------------------------------------------------------
+
+
+def _where(graph: GraphRecord) -> str:
+    """The call that a reason is about: what was called, and the user's line."""
+    call = graph.call
+    return f"{call.title}, called at {call.caller}" if call else "outside of a graph that was seen"
+
+
+def _miss_reasons(graph: GraphRecord) -> list[Reason]:
+    """One reason for each layer of a graph that missed, with the call; a compiler that ran for another cause as well."""
+    reasons = _bypass_reasons(graph)
+    for lookup in graph.answers(Answer.MISS):
+        detail = f" ({lookup.reason})" if lookup.reason else ""
+        name = evidence.LAYER_NAMES[lookup.layer]
+        reasons.append(
+            Reason(
+                code=evidence.MISSES[lookup.layer],
+                message=f"{_where(graph)}: {name} key {evidence.short(lookup.key)} is not in the bucket{detail}",
+                hint="flexwarm build -- with this launch line",
+            )
+        )
+    asked = bool(graph.answers(Answer.MISS) or graph.answers(Answer.BYPASS))
+    for event in graph.compiled:
+        if not (asked and event.what == "inductor"):
+            message = f"{_where(graph)}: {event.what} compiler started: {event.detail[:120]}"
+            reasons.append(Reason(code=Code.COMPILED, message=message))
+    return reasons
+
+
+def _bypass_reasons(graph: GraphRecord) -> list[Reason]:
+    return [
+        Reason(
+            code=evidence.BYPASSES[lookup.layer],
+            message=f"{_where(graph)}: {evidence.LAYER_NAMES[lookup.layer]} cache was bypassed: {lookup.reason}",
+        )
+        for lookup in graph.answers(Answer.BYPASS)
+    ]
+
+
+def _common_reasons(program: ProgramRecord, record: LaunchRecord, expected: Expectation) -> list[Reason]:
+    """What speaks against a program whatever was asked of it."""
+    reasons = [Reason(code=Code.REFUSED, message=refused.message, hint=refused.hint) for refused in program.refused]
+    for name, value in program.program.components.items():
+        read = expected.components.get(name)
+        if read is not None and read != value:
+            reasons.append(
+                Reason(
+                    code=Code.TOOLCHAIN_MISMATCH,
+                    message=f"it sees {name} = {value}, the fingerprint says {read}",
+                    hint="run flexwarm with the Python that the launch uses: python -m flexwarm",
+                )
+            )
+    for moved in program.moved:
+        old, new = (repr(value) if value is not None else "unset" for value in (moved.old, moved.new))
+        reasons.append(
+            Reason(
+                code=Code.CACHE_MOVED,
+                message=f"the program changed {moved.name} from {old} to {new}, so the bucket was not what it used",
+                hint=f"leave {moved.name} to flexwarm in the training code",
+            )
+        )
+    reasons += evidence.seen_hazard_reasons(program.hazards)
+    reasons += evidence.dense_reasons(program.dense)
+    if program.hang is not None:
+        reasons.append(hazard(HazardCode.COMPILE_DEADLOCK, program.hang.message))
+        if record.ended is Ended.HUNG:
+            message = f"nothing moved for {program.hang.seconds:g} s: its threads wait for each other"
+            reasons.append(Reason(code=Code.HUNG, message=message, hint="--hang-timeout changes the limit"))
+    reasons += _end_reasons(program, record)
+    if program.said_bye and program.summary is not None:
+        reasons += _evidence_reasons(program)
+    return reasons
+
+
+def _end_reasons(program: ProgramRecord, record: LaunchRecord) -> list[Reason]:
+    """A program that ended without a word was killed; unless we did that, or the launcher, because another had failed.
+
+    An error that the launch as a whole got over is one all the same: what came after it was not made.
+    """
+    if record.ended is not Ended.BY_ITSELF:
+        return []
+    if program.said_bye:
+        raised = program.raised
+        if raised is None or record.status != 0:
+            return []
+        message = f"{raised.error}: {raised.message} ({raised.place}), and the command went on"
+        return [Reason(code=Code.RAISED, message=message)]
+    # The launcher acts when a program has ended, which is a moment after its error.
+    failed = [other.summary.t if other.summary else other.raised.t for other in record.programs if other.raised is not None]
+    if failed and (program.gone_unix is None or min(failed) < program.gone_unix):
+        return []
+    return [
+        Reason(
+            code=Code.CRASHED,
+            message=f"process {program.program.pid} on {program.program.host} ended without a word: it was killed, or crashed",
+            hint="the launcher's own output says by what",
+        )
+    ]
+
+
+def _evidence_reasons(program: ProgramRecord) -> list[Reason]:
+    """Each graph must have been asked for, and torch's own counters must say what was seen of the questions."""
+    reasons = []
+    for graph in program.graphs:
+        if graph.call is None:
+            continue
+        for layer in (Layer.AOT, Layer.FX):
+            if not any(lookup.layer is layer for lookup in graph.lookups):
+                reasons.append(
+                    Reason(
+                        code=Code.NO_EVIDENCE,
+                        message=f"{_where(graph)}: the {evidence.LAYER_NAMES[layer]} cache was never asked",
+                        hint="is it switched off, by a variable or in the training code?",
+                    )
+                )
+    summary = program.summary
+    assert summary is not None
+    reasons += evidence.counter_reasons(program.lookups, summary.counters)
+    unserved = [x for x in program.lookups if x.layer is Layer.FX and x.answer is not Answer.HIT]
+    reasons += evidence.unserved_reasons(program.compiled, unserved)
+    if not sum(summary.checks.values()) and any(graph.call for graph in program.graphs):
+        reasons.append(
+            Reason(
+                code=Code.NO_EVIDENCE,
+                message="graphs were made, and torch was not seen to ask whether FX traces",
+                hint="--guard report looks at each call",
+            )
+        )
+    return reasons
+
+
+def _hits(program: ProgramRecord) -> frozenset[tuple[str, str]]:
+    return frozenset((x.layer.value, x.key) for x in _graph_lookups(program) if x.answer is Answer.HIT)
+
+
+def _hits_by_identity(record: LaunchRecord) -> dict[str, frozenset[tuple[str, str]]]:
+    """What hit in the programs that cannot be told apart, taken together: a build records them as one."""
+    found: dict[str, frozenset[tuple[str, str]]] = {}
+    for program in record.judged:
+        found[program.identity] = found.get(program.identity, frozenset()) | _hits(program)
+    return found
+
+
+def _key_reasons(program: ProgramRecord, expected: Expectation, alike: Set[tuple[str, str]]) -> list[Reason]:
+    """Every key that hit must be one that a build recorded; and every key that this line's build recorded must have hit.
+
+    Args:
+        alike: what hit in this program or in one that cannot be told from it.
+    """
+    hits = _hits(program)
+    reasons = [
+        Reason(
+            code=Code.KEY_NOT_LISTED,
+            message=f"{layer} key {evidence.short(key)} hit, but no build recorded it",
+            hint="flexwarm build -- with this launch line",
+        )
+        for layer, key in sorted(hits - expected.listed)
+    ]
+    missing = sorted(expected.recorded.get(program.identity, frozenset()) - alike)
+    if missing:
+        layer, key = missing[0]
+        more = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
+        reasons.append(
+            Reason(
+                code=Code.KEY_NOT_SEEN,
+                message=f"the build of this line recorded {layer} key {evidence.short(key)}{more}, and it was not asked for",
+                hint="does the program make other calls each time? build and verify with enough steps to make them all",
+            )
+        )
+    return reasons
+
+
+def _graph_lookups(program: ProgramRecord) -> list[Lookup]:
+    return [lookup for lookup in program.lookups if lookup.layer is not Layer.TRITON]
+
+
+# ---- of the launch ---------------------------------------------------------------------------------------------------------
+
+
+def _command_reasons(record: LaunchRecord) -> list[Reason]:
+    if record.ended is Ended.TIMED_OUT:
+        message = f"the command ran past {record.seconds:.0f} s"
+        return [Reason(code=Code.TIMED_OUT, message=message, hint="--job-timeout changes the limit")]
+    if record.ended is Ended.INTERRUPTED:
+        return [Reason(code=Code.NO_EVIDENCE, message="the command was interrupted before its end")]
+    if record.ended is Ended.AT_A_MISS and not any(program.held for program in record.judged):
+        return [Reason(code=Code.NO_EVIDENCE, message="the command was stopped at a miss, and no program said at which")]
+    if record.ended is Ended.HUNG and not any(program.hang for program in record.judged):
+        return [Reason(code=Code.NO_EVIDENCE, message="the command was stopped at a hang, and no program said at which")]
+    if record.ended is not Ended.BY_ITSELF or record.status == 0:
+        return []
+    failed = next((p for p in sorted(record.programs, key=_failed_at) if p.raised is not None), None)
+    why = ""
+    if failed is not None and failed.raised is not None:
+        why = f"; {failed.name}: {failed.raised.error}: {failed.raised.message} ({failed.raised.place})"
+    return [Reason(code=Code.COMMAND_FAILED, message=f"the command {describe_status(record.status)}{why}")]
+
+
+def _failed_at(program: ProgramRecord) -> float:
+    return program.raised.t if program.raised is not None else float("inf")
+
+
+def describe_status(status: int) -> str:
+    """``exited with status 3`` or ``was killed by SIGKILL``."""
+    if status >= 0:
+        return f"exited with status {status}"
+    try:
+        return f"was killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"was killed by signal {-status}"
+
+
+def _coverage_reasons(record: LaunchRecord, expected: Expectation) -> list[Reason]:
+    """Nobody may be missing: a rank that did not report, a program that could not be observed, or all of them."""
+    reasons = [Reason(code=Code.REFUSED, message=refused.message, hint=refused.hint) for refused in record.nameless]
+    for unseen in record.unseen:
+        why = (read(unseen.argv).blind if unseen.argv else "") or "its environment or its path was changed on the way"
+        reasons.append(
+            Reason(
+                code=Code.NOT_OBSERVED,
+                message=f"process {unseen.pid} ({title(unseen.argv)}) used torch and could not be observed: {why}",
+                hint="start it without that, and pass PYTHONPATH and FLEXWARM_* on to it",
+            )
+        )
+    if record.ended is not Ended.BY_ITSELF:
+        return reasons
+    if not any(program.used_torch for program in record.programs):
+        blind = f": {expected.blind}" if expected.blind else ""
+        code = Code.NOT_OBSERVED if expected.blind else Code.NO_EVIDENCE
+        told = (
+            f"{len(record.programs)} programs imported torch, and none of them"
+            if record.programs
+            else "no program that was seen"
+        )
+        reasons.append(Reason(code=code, message=f"{told} made a compiled call{blind}"))
+    return reasons + _rank_reasons(record, expected)
+
+
+def _rank_reasons(record: LaunchRecord, expected: Expectation) -> list[Reason]:
+    there = len(record.ranks)
+    reasons = []
+    if expected.ranks is not None and there != expected.ranks and not (expected.ranks == 1 and there == 0):
+        why = expected.said_by or "the launcher starts one"
+        message = f"{there} ranks reported, and {expected.ranks} were expected ({why})"
+        reasons.append(Reason(code=Code.RANK_MISSING, message=message, hint="--expect-ranks N says how many there are"))
+    elif expected.ranks is None:
+        reasons += _missing_by_their_own_words(record)
+    return reasons
+
+
+def _missing_by_their_own_words(record: LaunchRecord) -> list[Reason]:
+    """Each rank knows how many of them its launcher started on its machine."""
+    by_host: dict[str, list[ProgramRecord]] = {}
+    for program in record.ranks.values():
+        by_host.setdefault(program.program.host, []).append(program)
+    reasons = []
+    for host, programs in sorted(by_host.items()):
+        wanted = max((program.place.get("local_world_size", 0) for program in programs), default=0)
+        if wanted > len(programs):
+            message = f"{len(programs)} of the {wanted} ranks on {host} reported"
+            reasons.append(Reason(code=Code.RANK_MISSING, message=message, hint="the launcher's output may say why"))
+    return reasons
+
+
+def _rank_notes(record: LaunchRecord) -> list[str]:
+    """Ranks that compile different things at different times wait for each other in the first collective."""
+    silent = [str(rank) for rank, program in sorted(record.ranks.items()) if not program.used_torch]
+    notes = [f"rank {', '.join(silent)} made no compiled call"] if 0 < len(silent) < len(record.ranks) else []
+    groups = signature_groups([program for program in record.ranks.values() if program.used_torch])
+    if len(groups) < 2:
+        return notes
+    shared = frozenset.intersection(*(signatures for signatures, _ in groups))
+    for signatures, members in groups:
+        ranks = ", ".join(str(program.rank) for program in members)
+        own = [members[0].signatures[signature] for signature in sorted(signatures - shared)]
+        if own:
+            told = "; ".join(f"{call.title} at {call.caller}" for call in own[:_NAMED])
+            more = f"; and {len(own) - _NAMED} more" if len(own) > _NAMED else ""
+            notes.append(f"only rank {ranks} compiles {told}{more}")
+    return [*notes, "ranks that compile different calls wait for each other in collectives while one of them compiles"]
+
+
+def only_hazards(verdict: LaunchVerdict) -> bool:
+    """Whether everything is warm or stored, hazards aside."""
+    return all(is_hazard(reason) for reason in [*verdict.reasons, *(x for p in verdict.programs for x in p.reasons)])

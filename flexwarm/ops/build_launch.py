@@ -1,0 +1,237 @@
+"""Warm a bucket with the job itself: run the launch line, let it compile into the bucket, and publish what it stored."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Final
+
+from flexwarm import __version__, canonical, entries, inventory, launch, locks, manifest
+from flexwarm.errors import ExitCode, Interrupted
+from flexwarm.launch_verdict import LaunchVerdict, judge_built_launch
+from flexwarm.manifest import JobEntry, KeyEntry, Manifest
+from flexwarm.observation import OnMiss
+from flexwarm.ops import joining, publish
+from flexwarm.ops.build import refuse_disabled_caches, refuse_foreign_cache
+from flexwarm.ops.launch_line import (
+    LaunchOptions,
+    LaunchResult,
+    LaunchWatcher,
+    PreparedLaunch,
+    expectation,
+    observe,
+    prepare_launch,
+    result_of,
+)
+from flexwarm.programs import LaunchRecord, ProgramRecord
+from flexwarm.reasons import Kind, Reason, weigh
+
+#: How long one try for the bucket's lock takes, before it is looked again whether its holder can be joined.
+_TURN_SECONDS: Final = 0.2
+
+
+def build_launch(options: LaunchOptions, environ: Mapping[str, str], watcher: LaunchWatcher, *, rebuild: bool) -> LaunchResult:
+    """Run the line and keep what it compiled.
+
+    Args:
+        rebuild: put a corrupt bucket into quarantine and start anew, instead of refusing it.
+
+    Raises:
+        FlexwarmError: it could not begin. A command that fails is in the result, not raised.
+        Interrupted: a signal asked for the end; the command was ended with it.
+    """
+    began = time.perf_counter()
+    refuse_disabled_caches(environ)
+    prepared = prepare_launch(options, environ, create=True)
+    bucket = prepared.machine.bucket
+    refuse_foreign_cache(environ, bucket)
+    build = _Build(prepared, options, environ, watcher, began)
+    began_waiting = time.monotonic()
+    told = False
+    while True:
+        # In turns: a builder that holds the lock cannot be joined before it has marked the bucket, and its ranks may already
+        # wait for ours.
+        result = build.join() or build.lead(rebuild=rebuild)
+        if result is not None:
+            return result
+        waited = time.monotonic() - began_waiting
+        if waited > options.lock_wait_seconds:
+            raise locks.busy(bucket.lock, bucket.holder, options.lock_wait_seconds)
+        if not told and waited > locks.QUIET_SECONDS:
+            watcher.notify(f"waiting up to {options.lock_wait_seconds:g} s for {locks.read_holder(bucket.holder)}")
+            told = True
+
+
+class _Build:
+    """One build of a launch line, which leads or joins: see :mod:`flexwarm.ops.joining`."""
+
+    def __init__(
+        self,
+        prepared: PreparedLaunch,
+        options: LaunchOptions,
+        environ: Mapping[str, str],
+        watcher: LaunchWatcher,
+        began: float,
+    ) -> None:
+        self._prepared, self._options, self._environ, self._watcher = prepared, options, environ, watcher
+        self._began = began
+        self._bucket = prepared.machine.bucket
+        self._id = launch.new_run_id()
+
+    def join(self) -> LaunchResult | None:
+        """Beside the builder that holds the bucket's lock; None if there is none that can be joined."""
+        with joining.joined(self._bucket, self._id) as builder:
+            if builder is None:
+                return None
+            self._watcher.notify("another build of a launch line is under way in this bucket: this one joins it")
+            record, verdict = _run(self._prepared, self._options, self._environ, self._watcher)
+            part = _part(self._prepared, record, verdict)
+            joining.leave(self._bucket, builder, self._id, part)
+        # The builder's end, in which it has published what was left to it.
+        with self._lock(self._bucket.lock, self._bucket.holder):
+            known = manifest.load(self._bucket)
+        missing = joining.unpublished(part.entries, known.jobs if known else {})
+        verdict = _with_reasons(verdict, missing, self._prepared)
+        published = not missing and not part.failed
+        return result_of(self._prepared, self._options, verdict, record, known, self._began, published=published)
+
+    def lead(self, *, rebuild: bool) -> LaunchResult | None:
+        """With the bucket's lock; None if somebody else has it."""
+        bucket, prepared, notify = self._bucket, self._prepared, self._watcher.notify
+        with locks.try_hold(bucket.lock, holder=bucket.holder, command="build", wait_seconds=_TURN_SECONDS) as busy:
+            if busy is not None:
+                return None
+            known = publish.open_bucket(prepared.machine, rebuild, notify)
+            joining.forget(bucket)
+            publish.mark_building(bucket, self._id, joinable=True)
+            before = inventory.snapshot(bucket)
+            record, verdict = _run(prepared, self._options, self._environ, self._watcher)
+            with self._lock(bucket.join_lock, bucket.join_holder):
+                parts, failures = joining.collect(bucket, self._id)
+                written = bool(inventory.changed(before, inventory.snapshot(bucket)))
+                verdict = _with_reasons(verdict, failures, prepared)
+                if written and verdict.kind is Kind.WARM:
+                    verdict = replace(verdict, kind=Kind.BUILT)
+                current = known
+                if publish.is_whole(_every(verdict)):
+                    publish.require_marker(bucket, self._id)
+                    current = _publish(prepared, [_part(prepared, record, verdict), *parts], known, written)
+                    bucket.building.unlink()  # after any other end it stays, and the next build sweeps what this one left
+            publish.keep_ledger(bucket, verdict.kind, verdict.exit_code, notify)
+        return result_of(prepared, self._options, verdict, record, current, self._began, published=current is not known)
+
+    def _lock(self, lock: Path, holder: Path) -> AbstractContextManager[None]:
+        wait_seconds = self._options.lock_wait_seconds
+        return locks.hold(lock, holder=holder, command="build", wait_seconds=wait_seconds, notify=self._watcher.notify)
+
+
+def _run(
+    prepared: PreparedLaunch, options: LaunchOptions, environ: Mapping[str, str], watcher: LaunchWatcher
+) -> tuple[LaunchRecord, LaunchVerdict]:
+    """Run the line, and judge it by what the bucket has in the end."""
+    record = observe(prepared, options, environ, watcher, on_miss=OnMiss.ALLOW)
+    if record.signum is not None:
+        raise Interrupted(record.signum)
+    expected = expectation(prepared, options, None, disk=())
+    return record, judge_built_launch(record, expected, entries.stored_keys(prepared.machine.bucket))
+
+
+def _every(verdict: LaunchVerdict) -> list[Reason]:
+    return [*verdict.reasons, *(reason for program in verdict.programs for reason in program.reasons)]
+
+
+def _with_reasons(verdict: LaunchVerdict, more: Sequence[Reason], prepared: PreparedLaunch) -> LaunchVerdict:
+    """A verdict with what else speaks against it: others' failures, and a disk that is full where something failed."""
+    if more or verdict.exit_code is not ExitCode.OK:
+        full = publish.no_space(prepared.machine.bucket)
+        more = [*([full] if full else []), *more]
+    reasons = (*more, *verdict.reasons)
+    kind, exit_code = weigh([*more, *_every(verdict)], best=verdict.kind)
+    return replace(verdict, kind=kind, exit_code=exit_code, reasons=reasons)
+
+
+def _part(prepared: PreparedLaunch, record: LaunchRecord, verdict: LaunchVerdict) -> joining.Part:
+    """What this build recorded; or why none of it may be published."""
+    bad = [reason for reason in _every(verdict) if not publish.is_whole([reason])]
+    if bad:
+        return joining.Part(failed=bad[0].message)
+    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    merged: dict[str, JobEntry] = {}
+    for program in record.judged:
+        if program.keys:
+            entry = _entry(prepared, program, now)
+            merged[entry.share] = _merged(merged.get(entry.share), entry)
+    settings = [program.settings for program in record.judged if program.settings is not None]
+    return joining.Part(entries=tuple(merged.values()), configs={x.config_digest: x.config for x in settings})
+
+
+def _publish(prepared: PreparedLaunch, parts: Sequence[joining.Part], known: Manifest | None, written: bool) -> Manifest:
+    """Write the manifest, unless the bucket's says all this already: a warm build changes nothing."""
+    jobs = dict(known.jobs) if known else {}
+    configs = dict(known.configs) if known else {}
+    for part in parts:
+        configs.update(part.configs)
+        for entry in part.entries:
+            old = jobs.get(entry.share)
+            same = old is not None and old.keys == entry.keys and old.detail == entry.detail and not written
+            jobs[entry.share] = old if same and old is not None else entry
+    if known is not None and not written and jobs == dict(known.jobs):
+        return known
+    published = Manifest(
+        fingerprint=prepared.machine.bucket.digest,
+        created_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        flexwarm_version=__version__,
+        files=inventory.scan(prepared.machine.bucket),
+        jobs=jobs,
+        configs={digest: config for digest, config in configs.items() if any(j.config_digest == digest for j in jobs.values())},
+    )
+    manifest.save(prepared.machine.bucket, published)
+    return published
+
+
+def _entry(prepared: PreparedLaunch, program: ProgramRecord, now: str) -> JobEntry:
+    subject = canonical.digest({"line": prepared.digest, "program": program.identity})
+    env = dict(program.program.environ)
+    calls = {signature: f"{call.title} at {call.caller}" for signature, call in program.signatures.items()}
+    return JobEntry(
+        share=canonical.digest({"subject": subject, "env": env}),
+        workload=program.identity,
+        detail={
+            "subject": subject,
+            "line": prepared.digest,
+            "argv": list(prepared.line.argv),
+            "program": program.identity,
+            "devices": sorted(program.devices),
+            "calls": dict(sorted(calls.items())),
+            "files": dict(program.files),
+        },
+        keys=tuple(KeyEntry(layer=layer, key=key) for layer, key in sorted(program.keys)),
+        env=env,
+        config_digest=program.settings.config_digest if program.settings else "",
+        cold_seconds=round(program.seconds, 3) if program.compiled else None,
+        built_at=now,
+    )
+
+
+def _merged(known: JobEntry | None, entry: JobEntry) -> JobEntry:
+    """Programs that cannot be told apart, such as workers that a program spawned without ranks, are one entry."""
+    if known is None:
+        return entry
+    keys = {(key.layer, key.key): key for key in (*known.keys, *entry.keys)}
+    calls = {**known.detail["calls"], **entry.detail["calls"]}
+    devices = sorted({*known.detail["devices"], *entry.detail["devices"]})
+    detail = {**entry.detail, "calls": calls, "devices": devices}
+    return JobEntry(
+        share=entry.share,
+        workload=entry.workload,
+        detail=detail,
+        keys=tuple(keys[name] for name in sorted(keys)),
+        env=entry.env,
+        config_digest=entry.config_digest,
+        cold_seconds=max(filter(None, (known.cold_seconds, entry.cold_seconds)), default=None),
+        built_at=entry.built_at,
+    )

@@ -1,0 +1,326 @@
+"""What build, verify, run and record of a launch line do alike: know the machine, run the command under observation."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from flexwarm import __version__, commandline, launch, toolchain
+from flexwarm.command import Conditions, run_command
+from flexwarm.commandline import LaunchLine
+from flexwarm.errors import StoreError, UsageError
+from flexwarm.events import Event
+from flexwarm.launch_verdict import Expectation, LaunchVerdict
+from flexwarm.manifest import JobEntry, Manifest
+from flexwarm.observation import VARIABLE, Observation, OnMiss
+from flexwarm.ops.differences import settings_difference, variables_since_build
+from flexwarm.ops.prepare import PACKAGE, Machine, find_machine
+from flexwarm.ops.run import run_directory
+from flexwarm.plan import COMPILE_THREADS, bucket_environment
+from flexwarm.programs import Ended, LaunchRecord, ProgramRecord, fold_launch
+from flexwarm.reasons import Code, Reason
+from flexwarm.request import Backward, Conduct, Guard, Purpose
+
+#: First on the path of every Python that the launch starts; holds a ``sitecustomize`` and nothing else.
+SITE = PACKAGE / "attach" / "site"
+PYTHONPATH = "PYTHONPATH"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchOptions:
+    """What the user asked for; ``root`` None is the default store.
+
+    Attributes:
+        argv: the launch line.
+        expect_ranks: how many ranks must report; None for what the line or the ranks say.
+        limit_seconds: of the whole command; None for none.
+        hang_seconds: as :attr:`flexwarm.request.Conduct.hang_seconds`.
+        stdout: where the command's standard output goes; None for our own.
+    """
+
+    argv: tuple[str, ...]
+    root: Path | None
+    trust_shared: bool
+    lock_wait_seconds: float
+    hang_seconds: float
+    limit_seconds: float | None = None
+    guard: Guard = Guard.REPORT
+    backward: Backward = Backward.ENGINE
+    expect_ranks: int | None = None
+    stdout: IO[str] | None = None
+
+    @property
+    def remedy(self) -> str:
+        return Conduct(purpose=Purpose.VERIFY, guard=self.guard, backward=self.backward).remedy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedLaunch:
+    """Everything that is known before the command starts.
+
+    Attributes:
+        digest: names the line, with the directory in which it is started.
+    """
+
+    machine: Machine
+    line: LaunchLine
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchWatcher:
+    """How an operation tells what goes on; it prints nothing itself."""
+
+    notify: Callable[[str], None]
+    on_event: Callable[[Event], None] = lambda event: None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchResult:
+    """What an operation on a launch line returns.
+
+    Attributes:
+        record: None if nothing was started.
+        command_exit_code: the command's own, 128 and the signal's number if one ended it; None if it was not started, or we
+            ended it.
+        expected_ranks: how many ranks had to report, if that was known before.
+    """
+
+    verdict: LaunchVerdict
+    bucket: str
+    bucket_path: str
+    line: LaunchLine
+    record: LaunchRecord | None
+    seconds: float
+    remedy: str
+    expected_ranks: int | None
+    command_exit_code: int | None
+    published: bool = False
+    bucket_bytes: int | None = None
+    bucket_files: int | None = None
+
+
+def prepare_launch(options: LaunchOptions, environ: Mapping[str, str], *, create: bool) -> PreparedLaunch:
+    """Read what the line says, and find the bucket.
+
+    Raises:
+        UsageError: there is no line.
+        UnsupportedError: no torch that flexwarm knows.
+        StoreError: the store cannot be used.
+    """
+    if not options.argv:
+        raise UsageError("there is no command after --", "write it as in a shell: flexwarm verify -- torchrun train.py")
+    toolchain.require_supported()
+    machine = find_machine(
+        environ,
+        root=options.root,
+        trust_shared=options.trust_shared,
+        create=create,
+        uses_cpu=not toolchain.gpus(),
+    )
+    line = commandline.read(options.argv, environ)
+    return PreparedLaunch(machine=machine, line=line, digest=commandline.digest(options.argv, os.getcwd()))
+
+
+def prepare_real_launch(options: LaunchOptions, environ: Mapping[str, str]) -> PreparedLaunch:
+    """The same for the user's real job: a store that can only be read serves it as well, and what is compiled then is lost.
+
+    Raises:
+        FlexwarmError: as :func:`prepare_launch`.
+    """
+    try:
+        prepared = prepare_launch(options, environ, create=True)
+        prepared.machine.bucket.create()
+    except StoreError:
+        prepared = prepare_launch(options, environ, create=False)
+    return prepared
+
+
+def observe(
+    prepared: PreparedLaunch,
+    options: LaunchOptions,
+    environ: Mapping[str, str],
+    watcher: LaunchWatcher,
+    *,
+    on_miss: OnMiss,
+    patient: bool = False,
+) -> LaunchRecord:
+    """Run the line under observation and fold what its programs said.
+
+    Args:
+        patient: it is the user's real job: see :class:`flexwarm.command.Conditions`.
+    """
+    with run_directory(prepared.machine.bucket, launch.new_run_id()) as directory:
+        return _observe_in(directory, prepared, options, environ, watcher, on_miss, patient)
+
+
+def _observe_in(
+    directory: Path,
+    prepared: PreparedLaunch,
+    options: LaunchOptions,
+    environ: Mapping[str, str],
+    watcher: LaunchWatcher,
+    on_miss: OnMiss,
+    patient: bool,
+) -> LaunchRecord:
+    programs = directory / "programs"
+    programs.mkdir()
+    variables = bucket_environment(str(prepared.machine.bucket.path))
+    told = directory / "observation.json"
+    observation = Observation(
+        run=directory.name,
+        directory=str(programs),
+        site=str(SITE),
+        home=str(PACKAGE.parent),
+        on_miss=on_miss,
+        guard=options.guard,
+        backward=options.backward,
+        hang_seconds=options.hang_seconds,
+        variables=variables,
+    )
+    told.write_text(json.dumps(observation.to_json(), indent=1))
+    path = [str(SITE), *filter(None, [environ.get(PYTHONPATH, "")])]
+    added = {**variables, PYTHONPATH: os.pathsep.join(path), VARIABLE: str(told)}
+    if on_miss is OnMiss.FAIL:
+        # With more, Inductor compiles in processes of its own, which do not report. Nothing is compiled here anyway.
+        added[COMPILE_THREADS] = "1"
+    run = run_command(
+        options.argv,
+        environ={**environ, **added},
+        directory=programs,
+        run_id=directory.name,
+        conditions=Conditions(stdout=options.stdout, patient=patient, limit_seconds=options.limit_seconds),
+        on_event=watcher.on_event,
+    )
+    return fold_launch(
+        run.programs,
+        status=run.status,
+        ended=run.ended,
+        signum=run.signum,
+        seconds=run.seconds,
+        unseen=run.unseen,
+        left=run.left,
+    )
+
+
+def expectation(prepared: PreparedLaunch, options: LaunchOptions, known: Manifest | None, disk: Sequence[str]) -> Expectation:
+    """What the verdict holds the record against."""
+    line = prepared.line
+    ranks, said_by = line.expected_ranks, line.said_by
+    if options.expect_ranks is not None:
+        ranks, said_by = options.expect_ranks, "--expect-ranks"
+    entries = list(known.jobs.values()) if known else []
+    newest = _builds_of(prepared, entries)
+    return Expectation(
+        ranks=ranks,
+        said_by=said_by,
+        components={**prepared.machine.fingerprint.select, "flexwarm.version": __version__, "flexwarm.path": str(PACKAGE)},
+        listed=frozenset((key.layer, key.key) for entry in entries for key in entry.keys),
+        recorded={name: frozenset((key.layer, key.key) for key in entry.keys) for name, entry in newest.items()},
+        disk=disk,
+        blind=line.blind,
+    )
+
+
+def _builds_of(prepared: PreparedLaunch, entries: Sequence[JobEntry]) -> dict[str, JobEntry]:
+    """Identity of a program -> what the newest build of this very line recorded of it."""
+    mine = sorted((entry for entry in entries if entry.detail.get("line") == prepared.digest), key=lambda entry: entry.built_at)
+    return {str(entry.detail["program"]): entry for entry in mine}
+
+
+def why_missed(prepared: PreparedLaunch, known: Manifest, record: LaunchRecord) -> dict[str, list[Reason]]:
+    """Identity of a program -> what is not as it was when the bucket was built, of what can make a key miss."""
+    entries = list(known.jobs.values())
+    builds = _builds_of(prepared, entries)
+    found = {}
+    for program in record.judged:
+        nearest = builds.get(program.identity) or _nearest(entries, program)
+        if nearest is not None:
+            found[program.identity] = [*_other_devices(entries, program), *_differences(known, nearest, program)]
+    return found
+
+
+def _other_devices(entries: Sequence[JobEntry], program: ProgramRecord) -> list[Reason]:
+    """A CUDA device for which nothing was built: its index is in every key."""
+    built = {device for entry in entries for device in (*entry.detail.get("devices", ()), entry.detail.get("device")) if device}
+    return [
+        Reason(
+            code=Code.DEVICE_CHANGED,
+            message=f"it calls on {device}, and what was built is for {', '.join(sorted(built))}: the index is in the key",
+            hint="build with all devices; or let each rank see its own device alone, which is then cuda:0 "
+            "(CUDA_VISIBLE_DEVICES, isolate = true in a role)",
+        )
+        for device in sorted(program.devices - built)
+        if built
+    ]
+
+
+def _nearest(entries: Sequence[JobEntry], program: ProgramRecord) -> JobEntry | None:
+    """The entry whose variables are most like the program's; the newest of those."""
+
+    def distance(entry: JobEntry) -> tuple[int, str]:
+        names = entry.env.keys() | program.program.environ.keys()
+        return -sum(entry.env.get(name) != program.program.environ.get(name) for name in names), entry.built_at
+
+    return max(entries, key=distance, default=None)
+
+
+def _differences(known: Manifest, entry: JobEntry, program: ProgramRecord) -> list[Reason]:
+    reasons = variables_since_build(entry, program.program.environ)
+    settings = program.settings
+    if settings is not None and settings.config_digest != entry.config_digest:
+        reasons.append(
+            Reason(
+                code=Code.CONFIG_CHANGED,
+                message=f"Inductor's settings are not those of the build: {settings_difference(known, entry, settings.config)}",
+                hint="look for what sets them: an environment variable, or the training code",
+            )
+        )
+    changed = sorted(
+        path for path, digest in entry.detail.get("files", {}).items() if program.files.get(path, digest) != digest
+    )
+    if changed:
+        more = f" and {len(changed) - 1} more files" if len(changed) > 1 else ""
+        message = f"{changed[0]}{more} changed since this was built"
+        reasons.append(Reason(code=Code.SOURCE_CHANGED, message=message, hint="flexwarm build -- with this launch line"))
+    return reasons
+
+
+def command_exit_code(record: LaunchRecord) -> int | None:
+    """As a shell would give it; None where the command did not end by itself."""
+    if record.ended is not Ended.BY_ITSELF:
+        return None
+    return record.status if record.status >= 0 else 128 - record.status
+
+
+def result_of(
+    prepared: PreparedLaunch,
+    options: LaunchOptions,
+    verdict: LaunchVerdict,
+    record: LaunchRecord | None,
+    known: Manifest | None,
+    began: float,
+    *,
+    published: bool = False,
+) -> LaunchResult:
+    """Put together what an operation came to; ``began``: when, by ``time.perf_counter``."""
+    bucket = prepared.machine.bucket
+    return LaunchResult(
+        verdict=verdict,
+        bucket=bucket.digest,
+        bucket_path=str(bucket.path),
+        line=prepared.line,
+        record=record,
+        seconds=time.perf_counter() - began,
+        remedy=options.remedy,
+        expected_ranks=options.expect_ranks if options.expect_ranks is not None else prepared.line.expected_ranks,
+        command_exit_code=command_exit_code(record) if record is not None else None,
+        published=published,
+        bucket_bytes=sum(entry.size_bytes for entry in known.files) if known else None,
+        bucket_files=len(known.files) if known else None,
+    )

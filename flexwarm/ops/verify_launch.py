@@ -1,0 +1,102 @@
+"""Prove with the job itself that a launch compiles nothing: it is held at the first thing that the bucket does not have."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+from flexwarm import environment, inventory, ledger, locks, manifest
+from flexwarm.errors import CorruptError, ExitCode, Interrupted, StoreError
+from flexwarm.launch_verdict import LaunchVerdict, judge_verified_launch
+from flexwarm.manifest import Manifest
+from flexwarm.observation import OnMiss
+from flexwarm.ops.differences import no_bucket
+from flexwarm.ops.launch_line import (
+    LaunchOptions,
+    LaunchResult,
+    LaunchWatcher,
+    PreparedLaunch,
+    expectation,
+    observe,
+    prepare_launch,
+    result_of,
+    why_missed,
+)
+from flexwarm.ops.prepare import foreign_cache
+from flexwarm.ops.verify import corrupt, fault_reason
+from flexwarm.programs import LaunchRecord
+from flexwarm.reasons import Code, Kind, Reason, weigh
+
+
+def verify_launch(options: LaunchOptions, environ: Mapping[str, str], watcher: LaunchWatcher) -> LaunchResult:
+    """The verdict on the line; nothing is compiled, and nothing is written that a launch would read.
+
+    Raises:
+        FlexwarmError: it could not begin. Anything that is wrong with the bucket or the command is a verdict, not raised.
+        Interrupted: a signal asked for the end; the command was ended with it.
+    """
+    began = time.perf_counter()
+    prepared = prepare_launch(options, environ, create=False)
+    verdict, record, known = _decide(prepared, options, environ, watcher)
+    return result_of(prepared, options, verdict, record, known, began)
+
+
+def _decide(
+    prepared: PreparedLaunch, options: LaunchOptions, environ: Mapping[str, str], watcher: LaunchWatcher
+) -> tuple[LaunchVerdict, LaunchRecord | None, Manifest | None]:
+    bucket = prepared.machine.bucket
+    disabled = [
+        Reason(
+            code=Code.CACHE_DISABLED,
+            message=f"{name}={environ[name]} turns a cache off, so a launch compiles",
+            hint=f"unset {name}",
+        )
+        for name in environment.disabling(environ)
+    ]
+    if name := foreign_cache(environ, bucket):
+        message = f"{name}={environ[name]} keeps compiled kernels outside of the bucket, so a launch does not find it"
+        disabled.append(Reason(code=Code.CACHE_DISABLED, message=message, hint=f"unset {name}"))
+    if disabled:
+        return _not_started(disabled), None, None
+    if not bucket.exists():
+        return _not_started([no_bucket(prepared.machine)]), None, None
+    # Shared: the nodes of one launch are verified at the same time, and their ranks wait for each other.
+    with locks.share_if_writable(
+        bucket.lock,
+        holder=bucket.holder,
+        command="verify",
+        wait_seconds=options.lock_wait_seconds,
+        notify=watcher.notify,
+    ):
+        try:
+            known = manifest.load(bucket)
+        except CorruptError as error:
+            return _not_started([corrupt(error.message)]), None, None
+        if known is None:
+            reason = Reason(
+                code=Code.NO_BUCKET,
+                message=f"no build has finished in bucket {bucket.digest}",
+                hint="flexwarm build -- with this launch line",
+            )
+            return _not_started([reason]), None, None
+        before = inventory.snapshot(bucket)
+        faults = inventory.check(bucket, known, deep=True)
+        if faults:
+            return _not_started([fault_reason(fault) for fault in faults]), None, known
+        record = observe(prepared, options, environ, watcher, on_miss=OnMiss.FAIL)
+        if record.signum is not None:
+            raise Interrupted(record.signum)
+        disk = [change.path for change in inventory.changed(before, inventory.snapshot(bucket))]
+        expected = expectation(prepared, options, known, disk)
+        verdict = judge_verified_launch(record, expected, why_missed(prepared, known, record))
+        if verdict.kind is Kind.WARM:
+            try:
+                ledger.append(bucket, {"command": "verify", "verdict": Kind.WARM.value, "exit_code": int(ExitCode.OK)})
+            except StoreError as error:
+                watcher.notify(f"the verification is not in the bucket's history: {error.message}")
+        return verdict, record, known
+
+
+def _not_started(reasons: Sequence[Reason]) -> LaunchVerdict:
+    kind, exit_code = weigh(reasons, best=Kind.UNKNOWN)
+    return LaunchVerdict(kind=kind, exit_code=exit_code, programs=(), reasons=tuple(reasons), notes=())

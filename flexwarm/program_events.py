@@ -1,0 +1,132 @@
+"""What an observed program of a launch line says, beside the events that workers have too. See :mod:`flexwarm.events`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeAlias
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """A Python process of the launch has imported torch. The first line of its file.
+
+    Attributes:
+        started: when the kernel started it, in clock ticks since boot; with the pid it names one process.
+        argv: its command line.
+        components: as :attr:`flexwarm.events.Hello.components`.
+        environ: the variables that enter keys or choose code.
+        place: who it is in the launch, from the launcher's variables: ``rank``, ``local_rank``, ``world_size``,
+            ``local_world_size``; those that are known.
+        forked_from: the pid of the observed program that it was forked from; such a one is told of when it has something to
+            say.
+    """
+
+    KIND: ClassVar[str] = "program"
+    t: float
+    pid: int
+    parent: int
+    started: int
+    host: str
+    argv: tuple[str, ...]
+    components: Mapping[str, str]
+    environ: Mapping[str, str]
+    place: Mapping[str, int]
+    forked_from: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forked:
+    """The program has forked: the child is not another program that torch was imported into unseen."""
+
+    KIND: ClassVar[str] = "forked"
+    t: float
+    pid: int
+    started: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """Who the program is in its launch, as torch.distributed says it: a program that was spawned learns it late."""
+
+    KIND: ClassVar[str] = "placed"
+    t: float
+    place: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Called:
+    """Dynamo has made a graph of a function and is about to look for it in the caches.
+
+    Attributes:
+        job: the thread, as in every other event: ``lane-0`` is the main thread.
+        call: a :class:`flexwarm.calls.CompiledCall` as JSON has it.
+    """
+
+    KIND: ClassVar[str] = "called"
+    t: float
+    job: str | None
+    call: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """The program stands still at something that the bucket does not have, before anything is compiled or written."""
+
+    KIND: ClassVar[str] = "held"
+    t: float
+    job: str | None
+    graph: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """A compile has ended: how long the program waited for it."""
+
+    KIND: ClassVar[str] = "spent"
+    t: float
+    job: str | None
+    graph: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Raised:
+    """The program ends with an error that nothing caught."""
+
+    KIND: ClassVar[str] = "raised"
+    t: float
+    error: str
+    message: str
+    place: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moved:
+    """The program has changed a variable on which all evidence rests: torch reads its cache directories anew at each use."""
+
+    KIND: ClassVar[str] = "moved"
+    t: float
+    name: str
+    old: str | None
+    new: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """What the program came to, when it ended by itself or put another program in its place.
+
+    Attributes:
+        counters: torch's own counts of the cache layers, as in :class:`flexwarm.events.JobDone`; empty if it loaded none.
+        checks: thread -> how often torch asked it whether FX traces.
+        how: ``exit``, ``os._exit`` or ``exec``.
+    """
+
+    KIND: ClassVar[str] = "summary"
+    t: float
+    counters: Mapping[str, int]
+    checks: Mapping[str, int]
+    how: str
+
+
+ProgramEvent: TypeAlias = Program | Forked | Placed | Called | Held | Spent | Raised | Moved | Summary

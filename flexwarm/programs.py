@@ -1,0 +1,325 @@
+"""The fold of what the programs of a launch line said: each program, its compiled calls, and who it was in the launch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from flexwarm.calls import CompiledCall
+from flexwarm.canonical import StrEnum, digest
+from flexwarm.commandline import title
+from flexwarm.events import Answer, Bye, Compiled, Dense, Event, Hang, Hazard, Layer, Lookup, Refused, Settings, Sources
+from flexwarm.program_events import Called, Held, Moved, Placed, Program, Raised, Spent, Summary
+
+E = TypeVar("E")
+
+
+class Ended(StrEnum):
+    """Why a launch is over."""
+
+    BY_ITSELF = "by itself"
+    AT_A_MISS = "at a miss"
+    HUNG = "hung"
+    TIMED_OUT = "timed out"
+    INTERRUPTED = "interrupted"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unseen:
+    """A process that had torch loaded and said nothing."""
+
+    pid: int
+    argv: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What one program said, in its order.
+
+    Attributes:
+        gone_unix: when the process was first seen to be gone, while the command still ran; None if it was not, or is
+            on another machine.
+    """
+
+    events: tuple[Event, ...]
+    gone_unix: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphRecord:
+    """One compiled call, and what the caches and compilers did about it.
+
+    Attributes:
+        call: None for lookups that belong to no graph that was seen, such as a backward that is compiled late.
+        lane: the thread; ``lane-0`` is the main thread.
+    """
+
+    call: CompiledCall | None
+    lane: str
+    lookups: tuple[Lookup, ...]
+    compiled: tuple[Compiled, ...]
+    seconds: float
+
+    def answers(self, answer: Answer) -> tuple[Lookup, ...]:
+        return tuple(lookup for lookup in self.lookups if lookup.answer is answer)
+
+    @property
+    def hit(self) -> bool:
+        """Everything that was asked for was there, and something was asked for."""
+        return bool(self.lookups) and len(self.answers(Answer.HIT)) == len(self.lookups) and not self.compiled
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramRecord:
+    """One observed program."""
+
+    program: Program
+    place: Mapping[str, int]
+    graphs: tuple[GraphRecord, ...]
+    dense: tuple[Dense, ...]
+    hazards: tuple[Hazard, ...]
+    hang: Hang | None
+    refused: tuple[Refused, ...]
+    raised: Raised | None
+    moved: tuple[Moved, ...]
+    held: Held | None
+    settings: Settings | None
+    files: Mapping[str, str]
+    summary: Summary | None
+    said_bye: bool
+    gone_unix: float | None
+
+    @property
+    def rank(self) -> int | None:
+        return self.place.get("rank")
+
+    @property
+    def name(self) -> str:
+        """For people: ``rank 0``, or the program and its pid."""
+        return f"rank {self.rank}" if self.rank is not None else f"{title(self.program.argv)} (pid {self.program.pid})"
+
+    @property
+    def identity(self) -> str:
+        """The same in each run of one launch line: the rank, or the command line where there is none."""
+        return f"rank {self.rank}" if self.rank is not None else title(self.program.argv)
+
+    @property
+    def used_torch(self) -> bool:
+        """It compiled, loaded or ran what is being asked about; most programs of a launch do not."""
+        return bool(self.graphs or self.dense or self.held)
+
+    @property
+    def counts(self) -> bool:
+        """Its evidence matters: it used torch, or something was seen of it that would be hidden if it were left out.
+
+        Lookups that torch counted and nobody saw are such a thing.
+        """
+        counted = self.summary is not None and any(self.summary.counters.values())
+        return bool(self.used_torch or self.hazards or self.hang or self.refused or counted)
+
+    @property
+    def lookups(self) -> tuple[Lookup, ...]:
+        return tuple(lookup for graph in self.graphs for lookup in graph.lookups)
+
+    @property
+    def compiled(self) -> tuple[Compiled, ...]:
+        return tuple(event for graph in self.graphs for event in graph.compiled)
+
+    @property
+    def keys(self) -> frozenset[tuple[str, str]]:
+        """(layer, key) of each lookup of the two graph caches."""
+        return frozenset((x.layer.value, x.key) for x in self.lookups if x.layer is not Layer.TRITON and x.key)
+
+    @property
+    def signatures(self) -> dict[str, CompiledCall]:
+        """Digest -> call, of what was compiled; the same on every rank that makes the same calls."""
+        return {graph.call.signature(): graph.call for graph in self.graphs if graph.call is not None}
+
+    @property
+    def devices(self) -> frozenset[str]:
+        """The devices of the tensors that entered its graphs."""
+        return frozenset(x.device for graph in self.graphs if graph.call is not None for x in graph.call.inputs)
+
+    @property
+    def seconds(self) -> float:
+        """Spent on compiling."""
+        return sum(graph.seconds for graph in self.graphs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchRecord:
+    """One run of a launch line.
+
+    Attributes:
+        status: of the command; minus the signal that ended it.
+        signum: the signal with which we were asked to end it, if we were.
+        left: processes that outlived it.
+        nameless: observers that could not begin, in programs that could not even say who they are.
+    """
+
+    status: int
+    ended: Ended
+    signum: int | None
+    seconds: float
+    programs: tuple[ProgramRecord, ...]
+    unseen: tuple[Unseen, ...]
+    left: tuple[int, ...]
+    nameless: tuple[Refused, ...] = ()
+    ranks: Mapping[int, ProgramRecord] = field(default_factory=dict)
+
+    @property
+    def judged(self) -> tuple[ProgramRecord, ...]:
+        """The programs that count: one for each rank, and every other that used compiled code; ranks first."""
+        ranks = [self.ranks[rank] for rank in sorted(self.ranks)]
+        return (*ranks, *(program for program in self.programs if program.counts and program not in ranks))
+
+
+def fold_launch(
+    told: Sequence[Told],
+    *,
+    status: int,
+    ended: Ended,
+    signum: int | None,
+    seconds: float,
+    unseen: Sequence[Unseen],
+    left: Sequence[int],
+) -> LaunchRecord:
+    """The record of a launch."""
+    programs = tuple(_fold_program(part) for one in told for part in _parts(one))
+    strangers = [event for one in told for event in one.events if not isinstance(one.events[0], Program)]
+    return LaunchRecord(
+        status=status,
+        ended=ended,
+        signum=signum,
+        seconds=seconds,
+        programs=programs,
+        unseen=tuple(unseen),
+        left=tuple(left),
+        nameless=tuple(event for event in strangers if isinstance(event, Refused)),
+        ranks=_ranks(programs),
+    )
+
+
+def _parts(told: Told) -> list[Told]:
+    """A process may put another program in its place, which goes on in the same file: one for each program."""
+    starts = [number for number, event in enumerate(told.events) if isinstance(event, Program)]
+    if not starts or starts[0] != 0:
+        return []
+    ends = [*starts[1:], len(told.events)]
+    return [Told(events=told.events[start:end], gone_unix=told.gone_unix) for start, end in zip(starts, ends, strict=True)]
+
+
+def _ranks(programs: Sequence[ProgramRecord]) -> dict[int, ProgramRecord]:
+    """The program of each rank. What a rank starts, such as its data loader, inherits its variables and is not the rank."""
+    by_pid = {(program.program.host, program.program.pid): program for program in programs}
+    found: dict[int, tuple[tuple[bool, bool], ProgramRecord]] = {}
+    for program in programs:
+        if program.rank is None:
+            continue
+        parent = by_pid.get((program.program.host, program.program.parent))
+        inherited = parent is not None and parent.rank == program.rank
+        if inherited and not program.used_torch:
+            continue
+        claim = (program.used_torch, not inherited)
+        if program.rank not in found or claim > found[program.rank][0]:
+            found[program.rank] = (claim, program)
+    return {rank: program for rank, (_, program) in found.items()}
+
+
+def _fold_program(told: Told) -> ProgramRecord:
+    said = told.events
+    program = said[0]
+    assert isinstance(program, Program)
+    places = _of(Placed, said)
+    sources = _of(Sources, said)
+    return ProgramRecord(
+        program=program,
+        place=places[-1].place if places else program.place,
+        graphs=_graphs(said),
+        dense=tuple(_of(Dense, said)),
+        hazards=tuple(_of(Hazard, said)),
+        hang=_last(_of(Hang, said)),
+        refused=tuple(_of(Refused, said)),
+        raised=_last(_of(Raised, said)),
+        moved=tuple(_of(Moved, said)),
+        held=_last(_of(Held, said)),
+        settings=next(iter(_of(Settings, said)), None),
+        files=sources[-1].files if sources else {},
+        summary=_last(_of(Summary, said)),
+        said_bye=_ended_well(said),
+        gone_unix=told.gone_unix,
+    )
+
+
+def _ended_well(said: Sequence[object]) -> bool:
+    """It said that it ends, and made no call after that: to put another program in its place may fail."""
+    for event in reversed(said):
+        if isinstance(event, Bye):
+            return True
+        if isinstance(event, (Called, Lookup, Compiled, Held, Dense)):
+            return False
+    return False
+
+
+@dataclass(slots=True)
+class _Open:
+    """A graph that is being put together."""
+
+    call: CompiledCall | None
+    lane: str
+    lookups: list[Lookup] = field(default_factory=list)
+    compiled: list[Compiled] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+def _graphs(said: Iterable[Event]) -> tuple[GraphRecord, ...]:
+    """The graphs in the order of their calls. A number may come again: Dynamo was reset, or split one graph into several."""
+    found: list[_Open] = []
+    current: dict[str, _Open] = {}
+
+    def of(graph: str, job: str | None) -> _Open:
+        if graph not in current:
+            current[graph] = _Open(call=None, lane=job or "")
+            found.append(current[graph])
+        return current[graph]
+
+    for event in said:
+        match event:
+            case Called(job=job, call=data):
+                call = CompiledCall.from_json(data)
+                current[call.graph] = _Open(call=call, lane=job or "")
+                found.append(current[call.graph])
+            case Lookup(graph=graph, job=job):
+                of(graph, job).lookups.append(event)
+            case Compiled(graph=graph, job=job):
+                of(graph, job).compiled.append(event)
+            case Spent(graph=graph, job=job, seconds=seconds):
+                of(graph, job).seconds += seconds
+    return tuple(
+        GraphRecord(
+            call=graph.call,
+            lane=graph.lane,
+            lookups=tuple(graph.lookups),
+            compiled=tuple(graph.compiled),
+            seconds=graph.seconds,
+        )
+        for graph in found
+    )
+
+
+def signature_groups(programs: Sequence[ProgramRecord]) -> tuple[tuple[frozenset[str], tuple[ProgramRecord, ...]], ...]:
+    """The ranks by the set of calls that they compiled; more than one group means that ranks compile different things."""
+    groups: dict[str, list[ProgramRecord]] = {}
+    for program in programs:
+        if program.rank is not None:
+            groups.setdefault(digest(sorted(program.signatures)), []).append(program)
+    return tuple((frozenset(members[0].signatures), tuple(members)) for members in groups.values())
+
+
+def _of(kind: type[E], said: Iterable[object]) -> list[E]:
+    return [event for event in said if isinstance(event, kind)]
+
+
+def _last(found: Sequence[E]) -> E | None:
+    return found[-1] if found else None
