@@ -66,6 +66,7 @@ class AttentionCall:
         line: of the user's code that makes the call, as ``file:line in function``.
         direct: flex_attention itself is what was compiled, so that what follows was read from its arguments; otherwise the
             call is a part of a larger graph, and only scale is known.
+        partial: what is compiled is a ``functools.partial`` of flex_attention, which has keys of its own.
         mask, score: the functions; None where the call has none (or is not direct).
         mask_lengths: (q_len, kv_len) that the block mask was made for.
         mask_heads: the block mask's own number of heads; more than 1 costs memory for each.
@@ -79,6 +80,7 @@ class AttentionCall:
     value: TensorSpec
     line: str = ""
     direct: bool = False
+    partial: bool = False
     mask: FunctionRef | None = None
     score: FunctionRef | None = None
     mask_lengths: tuple[int, int] | None = None
@@ -128,6 +130,10 @@ class CompiledCall:
         inputs: tensors that enter the graph, parameters included.
         attention: calls of flex_attention in it.
         unread: what could not be read, and why; its field then has its least value.
+        own_line: the nearest line that is not of an installed package, where the caller's is; so mostly the user's own.
+        numbers: those among the function's arguments: name -> number, text or truth value.
+        made_on: devices that it makes tensors on, as it names them: ``cuda:0`` for a ``torch.device``, ``'cuda'`` for a text;
+            they are not the same to a key.
     """
 
     graph: str
@@ -142,6 +148,9 @@ class CompiledCall:
     inputs: tuple[TensorSpec, ...]
     attention: tuple[AttentionCall, ...]
     unread: tuple[str, ...] = ()
+    made_on: tuple[str, ...] = ()
+    own_line: str = ""
+    numbers: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def place(self) -> str:
@@ -162,7 +171,16 @@ class CompiledCall:
             return f"{self.function} with attention {found[0]}{more}"
         shown = ", ".join(str(tensor) for tensor in self.inputs[:3])
         more = f" and {len(self.inputs) - 3} more" if len(self.inputs) > 3 else ""
+        numbers = ", ".join(f"{name}={value}" for name, value in self.numbers.items() if type(value) is int)
+        if not shown and numbers:
+            return f"{self.function}({numbers})"
         return f"{self.function} of {shown}{more}" if shown else self.function
+
+    @property
+    def called(self) -> str:
+        """The title, and the line that made the call; from a package's line, the program's own as well."""
+        own = f", from {self.own_line}" if self.own_line else ""
+        return f"{self.title}, called at {self.caller}{own}"
 
     def signature(self) -> str:
         """Digest of what was compiled, without the device's index: ranks that make the same calls have the same ones."""
@@ -171,6 +189,7 @@ class CompiledCall:
             {
                 "function": [self.function, self.file, self.line],
                 "inputs": inputs,
+                "numbers": dict(self.numbers),
                 "compile": canonical.plain(self.compile),
                 "grad": self.grad,
                 "autocast": self.autocast,
@@ -192,4 +211,5 @@ class CompiledCall:
         fields["inputs"] = tuple(TensorSpec.from_json(item) for item in data["inputs"])
         fields["attention"] = tuple(AttentionCall.from_json(item) for item in data["attention"])
         fields["unread"] = tuple(data["unread"])
+        fields["made_on"] = tuple(data["made_on"])
         return cls(**fields)

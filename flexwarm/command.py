@@ -21,7 +21,7 @@ from flexwarm.errors import UsageError
 from flexwarm.events import Bye, Event, Hang, Refused
 from flexwarm.files import list_names
 from flexwarm.launch import POLL_SECONDS, reaping
-from flexwarm.program_events import Forked, Held, Program
+from flexwarm.program_events import Forked, Held, Nodes, Program
 from flexwarm.programs import Ended, Told, Unseen
 
 #: A launch in which one program stands at a miss goes on for so long, so that others may say theirs.
@@ -44,7 +44,9 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _SI_KERNEL = 0x80
 #: In every process that imports torch; the C++ that Inductor tries out in processes of its own links the others.
 _TORCH_LIBRARY = "libtorch_python.so"
-_COMPILE_WORKER = os.path.join("torch", "_inductor", "compile_worker")
+#: torch's own helpers, which it starts with another path: they compile for a program that reports it, or try an extension of
+#: the processor out.
+_HELPERS = (os.path.join("torch", "_inductor", "compile_worker"), "\ncdll.LoadLibrary(")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,9 +206,10 @@ class _Supervision:
         if info.si_code != _SI_KERNEL or not _in_foreground():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._watch.pid, info.si_signo)
-        if info.si_signo in _ENDING and not self._conditions.patient and self.signum is None:
-            self.signum = info.si_signo
-            self._deadline = time.monotonic() + GRACE_SECONDS
+        if info.si_signo in _ENDING and not self._conditions.patient:
+            # Whoever asks twice does not want to wait.
+            self._deadline = time.monotonic() + (GRACE_SECONDS if self.signum is None else 0.0)
+            self.signum = self.signum or info.si_signo
 
     def _note_why(self) -> None:
         if self._deadline is not None:
@@ -309,7 +312,8 @@ class _Watch:
             for line in lines:
                 event = _event(line, file.path)
                 file.said.append(event)
-                self.held |= isinstance(event, Held)
+                # A rank that is stopped on another node will not come to the next collective, and ours would wait for it.
+                self.held |= isinstance(event, Held) or (isinstance(event, Nodes) and bool(event.missed.keys() - {event.own}))
                 self.hung |= isinstance(event, Hang)
                 self._on_event(event)
 
@@ -381,9 +385,10 @@ class _Watch:
         return tuple(
             Unseen(pid=pid, argv=process.argv)
             for pid, process in self._all()
-            if process.torch >= _SURE and (pid, process.started) not in known and pid not in known_pids
-            # Inductor's helpers get another path; what they compile is reported by the program that they compile for.
-            and not any(_COMPILE_WORKER in argument for argument in process.argv)
+            if process.torch >= _SURE
+            and (pid, process.started) not in known
+            and pid not in known_pids
+            and not any(helper in argument for argument in process.argv for helper in _HELPERS)
         )
 
 

@@ -36,6 +36,8 @@ class LaunchLine:
         expected_ranks: ranks that will run below this command on machines that it starts them on: those of this node
             for ``torchrun --nnodes 2``, those of all nodes for ``srun -N 2``. None where the line does not say.
         said_by: the words that said so, such as ``--nproc-per-node 8``; empty if none did.
+        elsewhere: this command starts a part of the launch, or may: there are ranks that other commands start, on other nodes,
+            and that wait for those of this one.
         blind: why an observer that is put on ``PYTHONPATH`` cannot get into the ranks; empty if the line has nothing
             against it.
     """
@@ -45,6 +47,7 @@ class LaunchLine:
     expected_ranks: int | None
     said_by: str
     blind: str
+    elsewhere: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -269,6 +272,9 @@ _ASSIGNMENT: Final = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _NICENESS: Final = re.compile(r"-[-+]?\d+", re.ASCII)
 _DURATION: Final = re.compile(r"\d+(\.\d*)?[smhd]?", re.ASCII)
 
+#: Variables in which launchers tell a rank how many there are.
+_WORLD_SIZES: Final = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+
 #: No program's name: what stands for the module of that name once it has been read.
 _OLD_TORCHRUN: Final = "python -m torch.distributed.launch"
 
@@ -319,6 +325,7 @@ class _Reader:
         self.ranks: int | None = 1
         self.said: list[str] = []
         self.blind = ""
+        self.elsewhere = False
         self.flags_of_launcher: tuple[str, ...] = ()
 
     def read(self) -> LaunchLine:
@@ -340,7 +347,16 @@ class _Reader:
         # A plain program may start ranks of its own, and how many an unknown one starts cannot be read here.
         ranks = self.ranks if self.launchers and is_python else None
         said = " ".join(self.said) if ranks is not None else ""
-        return LaunchLine(argv=self.argv, launcher=launcher, expected_ranks=ranks, said_by=said, blind=self.blind)
+        # One that is started as a rank itself: `srun flexwarm verify -- python train.py`.
+        of_many = not self.launchers and any((_count(self.variables.get(name, "")) or 1) > 1 for name in _WORLD_SIZES)
+        return LaunchLine(
+            argv=self.argv,
+            launcher=launcher,
+            expected_ranks=ranks,
+            said_by=said,
+            blind=self.blind,
+            elsewhere=self.elsewhere or of_many,
+        )
 
     def _times(self, number: int | None, *said: _Option | str | None) -> None:
         self.ranks = None if number is None or self.ranks is None else self.ranks * number
@@ -376,7 +392,9 @@ class _Reader:
                 return self._mpirun(_parse(rest, _MPIRUN))
 
     def _torchrun(self, parsed: _Parsed) -> bool:
-        # The number of nodes does not matter: a torchrun starts the ranks of its own node.
+        # The number of nodes does not matter for the ranks: a torchrun starts those of its own node.
+        nodes = parsed.last("--nnodes")
+        self.elsewhere |= (nodes.value if nodes is not None else self.variables.get("PET_NNODES", "1")) not in ("1", "1:1")
         given = parsed.last("--nproc_per_node")
         default = self.variables.get("PET_NPROC_PER_NODE")
         if given is not None:
@@ -393,6 +411,7 @@ class _Reader:
         processes, machines = parsed.last("--num_processes"), parsed.last("--num_machines")
         total = _count(processes.value) if processes is not None else None
         share = _count(machines.value) if machines is not None else 1
+        self.elsewhere |= share != 1
         # A configuration file may say that there are more machines, or that one of them starts the ranks of all: a line
         # that names no machines promises no fewer ranks than it will start, and one with several must name their kind.
         named = parsed.has("--multi_gpu", "--use_fsdp", "--use_megatron_lm")

@@ -34,6 +34,7 @@ from flexwarm.events import (
     Progress,
     Refused,
     ShapeDone,
+    StepDone,
 )
 from flexwarm.plan import Job, Plan, Worker
 from flexwarm.record import End, Exit
@@ -201,7 +202,7 @@ class _Process:
                 self.busy_since = time.monotonic()
             case Progress() if self.busy_since is None:
                 self.busy_since = time.monotonic()
-            case ShapeDone() if len(self.worker.lanes) > 1:
+            case ShapeDone() | StepDone() if len(self.worker.lanes) > 1:
                 # The jobs of all lanes are done together, so what is timed is a shape of one of them.
                 self.busy_since = time.monotonic()
             case Hang(seconds=seconds):

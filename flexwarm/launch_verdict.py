@@ -6,17 +6,21 @@ import signal
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
-from flexwarm import evidence
+from flexwarm import evidence, nodes
 from flexwarm.commandline import read, title
 from flexwarm.errors import ExitCode
 from flexwarm.events import Answer, Layer, Lookup
 from flexwarm.hazards import HazardCode
+from flexwarm.nodes import NodeFinding
+from flexwarm.program_events import Raised
 from flexwarm.programs import Ended, GraphRecord, LaunchRecord, ProgramRecord, signature_groups
 from flexwarm.reasons import Code, Kind, Reason, hazard, is_hazard, weigh
 from flexwarm.verdict import Outcome, outcome_of
 
 #: Calls that a note about ranks names.
 _NAMED = 3
+#: What is quoted of a compiler's command line.
+_DETAIL = 120
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,12 +91,10 @@ def judge_verified_launch(record: LaunchRecord, expected: Expectation, notes: Ma
         if missed or any(reason.code is Code.KEY_NOT_LISTED for reason in reasons):
             reasons += notes.get(program.identity, ())
         programs.append(_concluded(program, reasons))
-    return _judge(record, expected, programs, best=Kind.WARM)
+    return _judge(record, expected, programs, best=Kind.WARM, cold_nodes=True)
 
 
-def judge_built_launch(
-    record: LaunchRecord, expected: Expectation, stored: Set[tuple[str, str]]
-) -> LaunchVerdict:
+def judge_built_launch(record: LaunchRecord, expected: Expectation, stored: Set[tuple[str, str]]) -> LaunchVerdict:
     """The verdict of a build: ``built`` when all is stored, ``warm`` when in addition nothing had to be compiled.
 
     Args:
@@ -120,8 +122,16 @@ def _concluded(program: ProgramRecord, reasons: Sequence[Reason]) -> ProgramVerd
     return ProgramVerdict(record=program, outcome=outcome_of(reasons, compiled=compiled), reasons=tuple(reasons))
 
 
-def _judge(record: LaunchRecord, expected: Expectation, programs: Sequence[ProgramVerdict], *, best: Kind) -> LaunchVerdict:
-    reasons = _command_reasons(record) + _coverage_reasons(record, expected)
+def _judge(
+    record: LaunchRecord,
+    expected: Expectation,
+    programs: Sequence[ProgramVerdict],
+    *,
+    best: Kind,
+    cold_nodes: bool = False,
+) -> LaunchVerdict:
+    """``cold_nodes``: that nothing was built on another node speaks against the launch; in a build it is what is expected."""
+    reasons = _node_reasons(record, cold_nodes) + _command_reasons(record) + _coverage_reasons(record, expected)
     every = [*reasons, *(reason for program in programs for reason in program.reasons)]
     if expected.disk and not any(reason.code in _COMPILING for reason in every):
         names = ", ".join(expected.disk[:3]) + (f" and {len(expected.disk) - 3} more" if len(expected.disk) > 3 else "")
@@ -135,7 +145,11 @@ def _judge(record: LaunchRecord, expected: Expectation, programs: Sequence[Progr
     every = [*reasons, *(reason for program in programs for reason in program.reasons)]
     kind, exit_code = weigh(every, best=best)
     return LaunchVerdict(
-        kind=kind, exit_code=exit_code, programs=tuple(programs), reasons=tuple(reasons), notes=tuple(_rank_notes(record))
+        kind=kind,
+        exit_code=exit_code,
+        programs=tuple(programs),
+        reasons=tuple(reasons),
+        notes=(*_rank_notes(record), *_node_notes(record, cold_nodes)),
     )
 
 
@@ -148,7 +162,7 @@ _COMPILING = (Code.AOT_MISS, Code.FX_MISS, Code.TRITON_MISS, Code.AOT_BYPASS, Co
 def _where(graph: GraphRecord) -> str:
     """The call that a reason is about: what was called, and the user's line."""
     call = graph.call
-    return f"{call.title}, called at {call.caller}" if call else "outside of a graph that was seen"
+    return call.called if call else "outside of a graph that was seen"
 
 
 def _miss_reasons(graph: GraphRecord) -> list[Reason]:
@@ -167,7 +181,7 @@ def _miss_reasons(graph: GraphRecord) -> list[Reason]:
     asked = bool(graph.answers(Answer.MISS) or graph.answers(Answer.BYPASS))
     for event in graph.compiled:
         if not (asked and event.what == "inductor"):
-            message = f"{_where(graph)}: {event.what} compiler started: {event.detail[:120]}"
+            message = f"{_where(graph)}: {event.what} compiler started: {_cut(event.detail)}"
             reasons.append(Reason(code=Code.COMPILED, message=message))
     return reasons
 
@@ -212,7 +226,7 @@ def _common_reasons(program: ProgramRecord, record: LaunchRecord, expected: Expe
             message = f"nothing moved for {program.hang.seconds:g} s: its threads wait for each other"
             reasons.append(Reason(code=Code.HUNG, message=message, hint="--hang-timeout changes the limit"))
     reasons += _end_reasons(program, record)
-    if program.said_bye and program.summary is not None:
+    if program.said_bye:
         reasons += _evidence_reasons(program)
     return reasons
 
@@ -228,10 +242,14 @@ def _end_reasons(program: ProgramRecord, record: LaunchRecord) -> list[Reason]:
         raised = program.raised
         if raised is None or record.status != 0:
             return []
-        message = f"{raised.error}: {raised.message} ({raised.place}), and the command went on"
+        message = f"{_error(raised)}, and the command went on"
         return [Reason(code=Code.RAISED, message=message)]
+    if record.missed_elsewhere:
+        return []  # the collective that it was in has lost a rank
     # The launcher acts when a program has ended, which is a moment after its error.
-    failed = [other.summary.t if other.summary else other.raised.t for other in record.programs if other.raised is not None]
+    # One that the command got over is an excuse only where its own error is a reason.
+    blamed = record.programs if record.status != 0 else record.judged
+    failed = [other.summary.t if other.summary else other.raised.t for other in blamed if other.raised is not None]
     if failed and (program.gone_unix is None or min(failed) < program.gone_unix):
         return []
     return [
@@ -259,7 +277,9 @@ def _evidence_reasons(program: ProgramRecord) -> list[Reason]:
                     )
                 )
     summary = program.summary
-    assert summary is not None
+    if summary is None:
+        message = "the program ended and did not say what torch counted"
+        return [*reasons, Reason(code=Code.NO_EVIDENCE, message=message)]
     reasons += evidence.counter_reasons(program.lookups, summary.counters)
     unserved = [x for x in program.lookups if x.layer is Layer.FX and x.answer is not Answer.HIT]
     reasons += evidence.unserved_reasons(program.compiled, unserved)
@@ -328,21 +348,37 @@ def _command_reasons(record: LaunchRecord) -> list[Reason]:
         return [Reason(code=Code.TIMED_OUT, message=message, hint="--job-timeout changes the limit")]
     if record.ended is Ended.INTERRUPTED:
         return [Reason(code=Code.NO_EVIDENCE, message="the command was interrupted before its end")]
+    if record.missed_elsewhere and record.ended in (Ended.AT_A_MISS, Ended.BY_ITSELF):
+        return []  # its ranks were stopped there, so the command could not go on here: see `_node_notes`
     if record.ended is Ended.AT_A_MISS and not any(program.held for program in record.judged):
         return [Reason(code=Code.NO_EVIDENCE, message="the command was stopped at a miss, and no program said at which")]
     if record.ended is Ended.HUNG and not any(program.hang for program in record.judged):
         return [Reason(code=Code.NO_EVIDENCE, message="the command was stopped at a hang, and no program said at which")]
     if record.ended is not Ended.BY_ITSELF or record.status == 0:
         return []
+    return [Reason(code=Code.COMMAND_FAILED, message=_how_it_failed(record))]
+
+
+def _how_it_failed(record: LaunchRecord) -> str:
     failed = next((p for p in sorted(record.programs, key=_failed_at) if p.raised is not None), None)
     why = ""
     if failed is not None and failed.raised is not None:
-        why = f"; {failed.name}: {failed.raised.error}: {failed.raised.message} ({failed.raised.place})"
-    return [Reason(code=Code.COMMAND_FAILED, message=f"the command {describe_status(record.status)}{why}")]
+        why = f"; {failed.name}: {_error(failed.raised)}"
+    return f"the command {describe_status(record.status)}{why}"
 
 
 def _failed_at(program: ProgramRecord) -> float:
     return program.raised.t if program.raised is not None else float("inf")
+
+
+def _error(raised: Raised) -> str:
+    """An error on one line: of a message with several, the first that has words."""
+    said = next((line.strip() for line in raised.message.splitlines() if any(map(str.isalnum, line))), "")
+    return f"{raised.error}: {said} ({raised.place})" if said else f"{raised.error} ({raised.place})"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _DETAIL else f"{text[: _DETAIL - 1]}…"
 
 
 def describe_status(status: int) -> str:
@@ -369,7 +405,8 @@ def _coverage_reasons(record: LaunchRecord, expected: Expectation) -> list[Reaso
         )
     if record.ended is not Ended.BY_ITSELF:
         return reasons
-    if not any(program.used_torch for program in record.programs):
+    # A command that failed has its reason already.
+    if not any(program.used_torch for program in record.programs) and (record.status == 0 or expected.blind):
         blind = f": {expected.blind}" if expected.blind else ""
         code = Code.NOT_OBSERVED if expected.blind else Code.NO_EVIDENCE
         told = (
@@ -407,6 +444,38 @@ def _missing_by_their_own_words(record: LaunchRecord) -> list[Reason]:
     return reasons
 
 
+def _node_reasons(record: LaunchRecord, cold_nodes: bool) -> list[Reason]:
+    """What speaks against other nodes, and a toolchain that is not the same on all. Misses here are told by the ranks."""
+    known = record.nodes
+    called = nodes.names(known)
+    reasons = []
+    for finding in nodes.compare(known):
+        if finding.what is NodeFinding.FINGERPRINT:
+            hint = "make the nodes the same; flexwarm fingerprint prints what a node has"
+            reasons.append(Reason(code=Code.FINGERPRINT_CHANGED, message=finding.message, hint=hint))
+        elif finding.what is NodeFinding.COLD and cold_nodes and finding.node != record.own_node:
+            hint = "flexwarm build -- with this launch line on all nodes"
+            reasons.append(Reason(code=Code.NO_BUCKET, message=finding.message, hint=hint))
+    for node, what in sorted(record.missed_elsewhere.items()):
+        message = f"node {called.get(node, node)}: {what}, which is not in its bucket; the launch was stopped there"
+        hint = "flexwarm build -- with this launch line on all nodes"
+        reasons.append(Reason(code=Code.NOT_BUILT, message=message, hint=hint))
+    return reasons
+
+
+def _node_notes(record: LaunchRecord, verified: bool) -> list[str]:
+    known = record.nodes
+    # Before a build nodes may have anything.
+    notes = [finding.message for finding in nodes.compare(known) if finding.what is NodeFinding.KEYS and verified]
+    if record.missed_elsewhere and record.ended is Ended.BY_ITSELF and record.status != 0:
+        notes.append(f"{_how_it_failed(record)}: it may be for the ranks that were stopped on another node")
+    world_size = max((program.place.get("world_size", 0) for program in record.ranks.values()), default=0)
+    if verified and record.ended is Ended.BY_ITSELF and len(record.ranks) < world_size and len(known) < 2:
+        others = world_size - len(record.ranks)
+        notes.append(f"{others} of {world_size} ranks are on other nodes, and nothing is known of these from here")
+    return notes
+
+
 def _rank_notes(record: LaunchRecord) -> list[str]:
     """Ranks that compile different things at different times wait for each other in the first collective."""
     silent = [str(rank) for rank, program in sorted(record.ranks.items()) if not program.used_torch]
@@ -419,7 +488,7 @@ def _rank_notes(record: LaunchRecord) -> list[str]:
         ranks = ", ".join(str(program.rank) for program in members)
         own = [members[0].signatures[signature] for signature in sorted(signatures - shared)]
         if own:
-            told = "; ".join(f"{call.title} at {call.caller}" for call in own[:_NAMED])
+            told = "; ".join(call.called for call in own[:_NAMED])
             more = f"; and {len(own) - _NAMED} more" if len(own) > _NAMED else ""
             notes.append(f"only rank {ranks} compiles {told}{more}")
     return [*notes, "ranks that compile different calls wait for each other in collectives while one of them compiles"]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flexwarm.canonical import StrEnum, plain
+from flexwarm.nodes import NodeFacts
 from flexwarm.request import Backward, Guard
 
 SCHEMA = 1
@@ -33,6 +34,7 @@ class Observation:
         site: the directory that is first on ``PYTHONPATH``.
         home: where flexwarm itself is installed.
         variables: those of the bucket, as the launch was given them.
+        node: what this node has, for the other nodes of the launch.
         hang_seconds: how long the holder of torch's compile lock and one that waits for it may stand still.
     """
 
@@ -45,6 +47,7 @@ class Observation:
     backward: Backward
     hang_seconds: float
     variables: Mapping[str, str]
+    node: NodeFacts | None = None
 
     def to_json(self) -> dict[str, Any]:
         data: dict[str, Any] = plain(self)
@@ -62,4 +65,5 @@ class Observation:
         fields = {key: value for key, value in data.items() if key != "schema"}
         fields["on_miss"], fields["guard"] = OnMiss(data["on_miss"]), Guard(data["guard"])
         fields["backward"] = Backward(data["backward"])
+        fields["node"] = NodeFacts.from_json(data["node"]) if data.get("node") is not None else None
         return cls(**fields)

@@ -113,6 +113,23 @@ class Moved:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Nodes:
+    """What the nodes of the launch told each other: once all ranks were there, at each miss, or what was there in the end.
+
+    Attributes:
+        own: the number of this node's run.
+        nodes: number of each node's run -> a :class:`flexwarm.nodes.NodeFacts` as JSON has it.
+        missed: number of a node's run -> what one of its ranks was stopped at.
+    """
+
+    KIND: ClassVar[str] = "nodes"
+    t: float
+    own: str
+    nodes: Mapping[str, Any]
+    missed: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
     """What the program came to, when it ended by itself or put another program in its place.
 
@@ -129,4 +146,4 @@ class Summary:
     how: str
 
 
-ProgramEvent: TypeAlias = Program | Forked | Placed | Called | Held | Spent | Raised | Moved | Summary
+ProgramEvent: TypeAlias = Program | Forked | Placed | Called | Held | Spent | Raised | Moved | Nodes | Summary

@@ -10,7 +10,8 @@ from flexwarm.calls import CompiledCall
 from flexwarm.canonical import StrEnum, digest
 from flexwarm.commandline import title
 from flexwarm.events import Answer, Bye, Compiled, Dense, Event, Hang, Hazard, Layer, Lookup, Refused, Settings, Sources
-from flexwarm.program_events import Called, Held, Moved, Placed, Program, Raised, Spent, Summary
+from flexwarm.nodes import NodeFacts
+from flexwarm.program_events import Called, Held, Moved, Nodes, Placed, Program, Raised, Spent, Summary
 
 E = TypeVar("E")
 
@@ -84,6 +85,7 @@ class ProgramRecord:
     raised: Raised | None
     moved: tuple[Moved, ...]
     held: Held | None
+    met: Nodes | None
     settings: Settings | None
     files: Mapping[str, str]
     summary: Summary | None
@@ -169,6 +171,25 @@ class LaunchRecord:
     ranks: Mapping[int, ProgramRecord] = field(default_factory=dict)
 
     @property
+    def nodes(self) -> dict[str, NodeFacts]:
+        """What the nodes of the launch have, by their runs; empty where they could not tell each other."""
+        found = {node: NodeFacts.from_json(data) for met in self._met for node, data in met.nodes.items()}
+        return {node: facts for node, facts in found.items() if facts is not None}
+
+    @property
+    def missed_elsewhere(self) -> dict[str, str]:
+        """Run of another node -> what one of its ranks was stopped at."""
+        return {node: what for met in self._met for node, what in met.missed.items() if node != met.own}
+
+    @property
+    def own_node(self) -> str:
+        return next((met.own for met in self._met), "")
+
+    @property
+    def _met(self) -> list[Nodes]:
+        return [program.met for program in self.programs if program.met is not None]
+
+    @property
     def judged(self) -> tuple[ProgramRecord, ...]:
         """The programs that count: one for each rank, and every other that used compiled code; ranks first."""
         ranks = [self.ranks[rank] for rank in sorted(self.ranks)]
@@ -187,7 +208,7 @@ def fold_launch(
 ) -> LaunchRecord:
     """The record of a launch."""
     programs = tuple(_fold_program(part) for one in told for part in _parts(one))
-    strangers = [event for one in told for event in one.events if not isinstance(one.events[0], Program)]
+    strangers = [_stranger(one.events) for one in told if one.events and not isinstance(one.events[0], Program)]
     return LaunchRecord(
         status=status,
         ended=ended,
@@ -196,9 +217,15 @@ def fold_launch(
         programs=programs,
         unseen=tuple(unseen),
         left=tuple(left),
-        nameless=tuple(event for event in strangers if isinstance(event, Refused)),
+        nameless=tuple(strangers),
         ranks=_ranks(programs),
     )
+
+
+def _stranger(said: Sequence[Event]) -> Refused:
+    """Why a program did not even say who it is."""
+    refused = _of(Refused, said)
+    return refused[0] if refused else Refused(t=said[0].t, message="a program said something, and not who it is", hint="")
 
 
 def _parts(told: Told) -> list[Told]:
@@ -244,6 +271,7 @@ def _fold_program(told: Told) -> ProgramRecord:
         raised=_last(_of(Raised, said)),
         moved=tuple(_of(Moved, said)),
         held=_last(_of(Held, said)),
+        met=_last(_of(Nodes, said)),
         settings=next(iter(_of(Settings, said)), None),
         files=sources[-1].files if sources else {},
         summary=_last(_of(Summary, said)),

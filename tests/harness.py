@@ -116,7 +116,8 @@ class Flexwarm:
         return Done(process.returncode, out, err)
 
     def run_json(self, *arguments: str, env: Mapping[str, str | None] | None = None, prefix: Sequence[str] = ()) -> Done:
-        return self(*arguments, "--format", "json", env=env, prefix=prefix)
+        # After the command's name: what stands after -- belongs to a launch line.
+        return self(*arguments[:1], "--format", "json", *arguments[1:], env=env, prefix=prefix)
 
     @property
     def bucket(self) -> Bucket:

@@ -50,6 +50,7 @@ class ProgramRecorder(Recorder):
 
     Attributes:
         subject_here: in a few words what that compile is of.
+        before_hold: called before this program stands still at a miss.
     """
 
     def __init__(self, observation: Observation, describe: Callable[[int | None], Program]) -> None:
@@ -59,6 +60,7 @@ class ProgramRecorder(Recorder):
         self._mute = False
         self._warned: set[str] = set()
         self.subject_here: Callable[[], str] = lambda: ""
+        self.before_hold: Callable[[], None] = lambda: None
         super().__init__(self._path(), Purpose.VERIFY if observation.on_miss is OnMiss.FAIL else Purpose.BUILD)
         super().emit(describe(None))
 
@@ -147,6 +149,7 @@ class ProgramRecorder(Recorder):
                 self._warn(graph)
             case OnMiss.FAIL:
                 self.emit(Held(t=time.time(), job=self.job, graph=graph))
+                self.before_hold()
                 # Not an exception: the program's own handlers, and other ranks in a collective, would make it another story.
                 time.sleep(HELD_SECONDS)
                 os._exit(HELD_STATUS)

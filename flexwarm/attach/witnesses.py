@@ -23,6 +23,7 @@ import torch
 
 from flexwarm import __version__, environment, reaper
 from flexwarm.attach import imports
+from flexwarm.attach.meeting import Meeting
 from flexwarm.attach.recorder import ProgramRecorder, place_by_variables
 from flexwarm.calls import CompiledCall
 from flexwarm.canonical import digest, plain
@@ -39,6 +40,8 @@ from flexwarm.request import Guard
 #: Inductor's own helpers compile for the program that started them, which says what they did.
 _COMPILE_WORKER = "compile_worker"
 
+_here: Attached | None = None
+
 
 def attach(told: Mapping[str, Any]) -> None:
     """Begin; ``told``: an :class:`flexwarm.observation.Observation` as JSON has it.
@@ -46,19 +49,31 @@ def attach(told: Mapping[str, Any]) -> None:
     Raises:
         ValueError: it is of another flexwarm.
     """
-    _Attached(Observation.from_json(told)).begin()
+    global _here
+    _here = Attached(Observation.from_json(told))
+    _here.begin()
 
 
-class _Attached:
-    """The observer of this process."""
+def here() -> Attached | None:
+    """The observer of this process, if it has one."""
+    return _here
+
+
+class Attached:
+    """The observer of this process.
+
+    Attributes:
+        guard: None where it is not asked for, and until Dynamo is loaded.
+    """
 
     def __init__(self, observation: Observation) -> None:
-        self._observation = observation
+        self.observation = observation
         self._api = TorchApi()
         self._place = place_by_variables(os.environ)
         self._environ = {**os.environ, **observation.variables}
-        self._recorder = ProgramRecorder(observation, self._describe)
-        self._guard: GuardWatch | None = None
+        self.recorder = ProgramRecorder(observation, self._describe)
+        self.meeting = Meeting(observation, self.recorder)
+        self.guard: GuardWatch | None = None
         self._settings: dict[str, tuple[str, dict[str, str]]] = {}
         self._moved: set[str] = set()
         self._called: dict[str, CompiledCall] = {}
@@ -68,9 +83,9 @@ class _Attached:
 
     def begin(self) -> None:
         if any(_COMPILE_WORKER in argument for argument in _argv()):
-            os.register_at_fork(after_in_child=self._recorder.after_fork)
+            os.register_at_fork(after_in_child=self.recorder.after_fork)
             return
-        recorder, api = self._recorder, self._api
+        recorder, api = self.recorder, self._api
         recorder.device_here = lambda: f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_initialized() else ""
         self._follow_ends()
         self._when("torch._dynamo", self._watch_dynamo)
@@ -88,54 +103,61 @@ class _Attached:
             except Exception as error:  # noqa: BLE001 - the program is the user's and goes on; the parent is told, and never green
                 hint = getattr(error, "hint", "") or "this is a bug in flexwarm; please report it"
                 text = str(error) or traceback.format_exc(limit=-3)
-                self._recorder.emit(Refused(t=time.time(), message=f"{module}: {text}", hint=hint))
+                self.recorder.emit(Refused(t=time.time(), message=f"{module}: {text}", hint=hint))
 
         imports.after(module, act)
 
     # ---- what is watched -----------------------------------------------------------------------------------------------
 
     def _watch_dynamo(self) -> None:
-        limits.watch_recompiles(self._api, self._recorder)
-        if self._observation.guard is Guard.OFF:
+        limits.watch_recompiles(self._api, self.recorder)
+        if self.observation.guard is Guard.OFF:
             return
-        if self._observation.guard is Guard.FIX:
+        if self.observation.guard is Guard.FIX:
             from flexwarm import guard as remedy
 
-            remedy.install(backward=self._observation.backward.value)
+            remedy.install(backward=self.observation.backward.value)
         tracing = resolve_tracing(autotune=False)
-        self._guard = GuardWatch(tracing, self._recorder)
-        self._guard.start()
-        watchdog.watch(tracing, self._recorder, self._observation.hang_seconds)
+        self.guard = GuardWatch(tracing, self.recorder)
+        self.guard.start()
+        watchdog.watch(tracing, self.recorder, self.observation.hang_seconds)
 
     def _watch_inductor(self) -> None:
-        compilers.watch_inductor(self._api, self._recorder)
-        compilers.watch_processes(self._recorder)
+        compilers.watch_inductor(self._api, self.recorder)
+        compilers.watch_processes(self.recorder)
         graphs.observe_graphs(self._graph)
         # What a thread of a compiler's pool does is of the graph that was handed over last: compiles take turns.
-        self._recorder.graph_here = lambda: graphs.current_graph() or self._last
-        self._recorder.subject_here = self._subject_here
+        self.recorder.graph_here = lambda: graphs.current_graph() or self._last
+        self.recorder.subject_here = self._subject_here
+        self.recorder.before_hold = self._before_hold
 
     def _graph(self, call: CompiledCall) -> None:
         """Dynamo hands a graph to Inductor, in this thread."""
         self._follow_place()
+        self.meeting.follow()
         self._follow_variables()
         self._called[call.graph], self._last = call, call.graph
-        self._recorder.emit(Called(t=time.time(), job=self._recorder.job, call=plain(call)))
+        self.recorder.emit(Called(t=time.time(), job=self.recorder.job, call=plain(call)))
         self._read_settings()
 
     def _subject_here(self) -> str:
-        call = self._called.get(self._recorder.graph_here())
-        return f"{call.title}, called at {call.caller}" if call else ""
+        call = self._called.get(self.recorder.graph_here())
+        return call.called if call else ""
+
+    def _before_hold(self) -> None:
+        rank = self._place.get("rank")
+        who = f"rank {rank}" if rank is not None else f"process {os.getpid()}"
+        self.meeting.missed(f"{who}: {self._subject_here() or 'something outside of a graph'}")
 
     def _read_settings(self) -> None:
         """The settings in which this thread compiles or loads: once a thread, unless they have changed since."""
-        job = self._recorder.job or ""
+        job = self.recorder.job or ""
         read = limits.read(self._api)
         if self._settings.get(job, ("", {}))[1] == read:
             return
         inductor = {name: repr(value) for name, value in self._api.inductor_config.save_config_portable().items()}
-        self._settings[job] = (self._recorder.name_of_caller(), read)
-        self._recorder.emit(Settings(t=time.time(), job=job, config_digest=digest(inductor), config=inductor))
+        self._settings[job] = (self.recorder.name_of_caller(), read)
+        self.recorder.emit(Settings(t=time.time(), job=job, config_digest=digest(inductor), config=inductor))
 
     # ---- who this is ---------------------------------------------------------------------------------------------------
 
@@ -169,7 +191,7 @@ class _Attached:
             found |= {"rank": distributed.get_rank(), "world_size": distributed.get_world_size()}
         if found != self._place:
             self._place = found
-            self._recorder.emit(Placed(t=time.time(), place=found))
+            self.recorder.emit(Placed(t=time.time(), place=found))
 
     def _follow_variables(self) -> None:
         """torch reads its cache directories anew at each use: a program that sets one takes itself out of the bucket."""
@@ -177,7 +199,7 @@ class _Attached:
             old, new = self._environ.get(name), os.environ.get(name)
             if old != new and environment.effect(name) in (Effect.MOVES, Effect.DISABLES):
                 self._moved.add(name)
-                self._recorder.emit(Moved(t=time.time(), name=name, old=old, new=new))
+                self.recorder.emit(Moved(t=time.time(), name=name, old=old, new=new))
 
     # ---- how it ends ---------------------------------------------------------------------------------------------------
 
@@ -209,26 +231,28 @@ class _Attached:
         def telling_hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> Any:
             frames = traceback.extract_tb(trace)
             place = f"{frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""
-            self._recorder.emit(Raised(t=time.time(), error=kind.__name__, message=str(error)[:500], place=place))
+            self.recorder.emit(Raised(t=time.time(), error=kind.__name__, message=str(error)[:500], place=place))
             hook(kind, error, trace)
 
         sys.excepthook = telling_hook
 
     def _after_fork(self) -> None:
-        self._recorder.after_fork()
-        if self._guard is not None:
-            self._guard.after_fork()
+        self.recorder.after_fork()
+        self.meeting.after_fork()
+        if self.guard is not None:
+            self.guard.after_fork()
 
     def _end(self, how: str) -> None:
-        if self._ended or not self._recorder.has_a_file:
+        if self._ended or not self.recorder.has_a_file:
             return
         self._ended = how != "exec"
-        recorder = self._recorder
+        self.meeting.end()
+        recorder = self.recorder
         self._follow_variables()
         if self._called:
             self._judge_settings()
-            if self._guard is not None and how == "exit":
-                self._guard.at_rest()
+            if self.guard is not None and how == "exit":
+                self.guard.at_rest()
             recorder.emit(Sources(t=time.time(), job="", files=sources.loaded_since(self._baseline, 0.0)))
         counters = caches.read_counters(self._api) if "torch._dynamo.utils" in sys.modules else {}
         recorder.emit(Summary(t=time.time(), counters=counters, checks=recorder.checks(), how=how))
@@ -239,7 +263,7 @@ class _Attached:
         here = limits.read(self._api)
         for job, (name, read) in self._settings.items():
             if job != "lane-0":
-                limits.report_drift(self._recorder, here, "the main thread", read, name)
+                limits.report_drift(self.recorder, here, "the main thread", read, name)
 
 
 def _argv() -> tuple[str, ...]:

@@ -47,7 +47,13 @@ class LaunchLineCommand(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         own, line = split_line(args)
         ctx.params["argv"] = line
-        return super().parse_args(ctx, own)
+        try:
+            return super().parse_args(ctx, own)
+        except click.UsageError as error:
+            if line is None and "unexpected extra argument" in error.message:
+                # Most likely a launch line without its dashes.
+                raise UsageError(error.message, f"a launch line stands after --: {ctx.command_path} -- CMD...") from error
+            raise
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         return [*super().collect_usage_pieces(ctx), "-- CMD..."]

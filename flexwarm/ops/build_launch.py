@@ -88,7 +88,8 @@ class _Build:
             if builder is None:
                 return None
             self._watcher.notify("another build of a launch line is under way in this bucket: this one joins it")
-            record, verdict = _run(self._prepared, self._options, self._environ, self._watcher)
+            before = manifest.load(self._bucket)
+            record, verdict = _run(self._prepared, self._options, self._environ, self._watcher, before)
             part = _part(self._prepared, record, verdict)
             joining.leave(self._bucket, builder, self._id, part)
         # The builder's end, in which it has published what was left to it.
@@ -109,7 +110,7 @@ class _Build:
             joining.forget(bucket)
             publish.mark_building(bucket, self._id, joinable=True)
             before = inventory.snapshot(bucket)
-            record, verdict = _run(prepared, self._options, self._environ, self._watcher)
+            record, verdict = _run(prepared, self._options, self._environ, self._watcher, known)
             with self._lock(bucket.join_lock, bucket.join_holder):
                 parts, failures = joining.collect(bucket, self._id)
                 written = bool(inventory.changed(before, inventory.snapshot(bucket)))
@@ -130,10 +131,14 @@ class _Build:
 
 
 def _run(
-    prepared: PreparedLaunch, options: LaunchOptions, environ: Mapping[str, str], watcher: LaunchWatcher
+    prepared: PreparedLaunch,
+    options: LaunchOptions,
+    environ: Mapping[str, str],
+    watcher: LaunchWatcher,
+    known: Manifest | None,
 ) -> tuple[LaunchRecord, LaunchVerdict]:
     """Run the line, and judge it by what the bucket has in the end."""
-    record = observe(prepared, options, environ, watcher, on_miss=OnMiss.ALLOW)
+    record = observe(prepared, options, environ, watcher, on_miss=OnMiss.ALLOW, known=known)
     if record.signum is not None:
         raise Interrupted(record.signum)
     expected = expectation(prepared, options, None, disk=())
@@ -196,7 +201,7 @@ def _publish(prepared: PreparedLaunch, parts: Sequence[joining.Part], known: Man
 def _entry(prepared: PreparedLaunch, program: ProgramRecord, now: str) -> JobEntry:
     subject = canonical.digest({"line": prepared.digest, "program": program.identity})
     env = dict(program.program.environ)
-    calls = {signature: f"{call.title} at {call.caller}" for signature, call in program.signatures.items()}
+    calls = {signature: call.called for signature, call in program.signatures.items()}
     return JobEntry(
         share=canonical.digest({"subject": subject, "env": env}),
         workload=program.identity,

@@ -102,8 +102,12 @@ def changes_since_proof(proven: JobProof, now: Mapping[str, str], sources: Mappi
     return reasons
 
 
-def no_bucket(machine: Machine) -> Reason:
-    """Say that nothing was built for this machine; and, if something was for another, in what the two differ."""
+def no_bucket(machine: Machine, build: str = "flexwarm build") -> Reason:
+    """Say that nothing was built for this machine; and, if something was for another, in what the two differ.
+
+    Args:
+        build: how to build, for the hint.
+    """
     message = f"nothing was built for this toolchain (bucket {machine.bucket.digest}) in {machine.store.root}"
     nearest = _nearest(machine)
     if nearest is not None:
@@ -113,9 +117,9 @@ def no_bucket(machine: Machine) -> Reason:
         return Reason(
             code=Code.FINGERPRINT_CHANGED,
             message=f"{message}; the nearest bucket {nearest[0]} differs in {told}{more}",
-            hint=f"flexwarm build, or flexwarm fingerprint --diff {nearest[0]}",
+            hint=f"{build}, or flexwarm fingerprint --diff {nearest[0]}",
         )
-    return Reason(code=Code.NO_BUCKET, message=message, hint="flexwarm build")
+    return Reason(code=Code.NO_BUCKET, message=message, hint=build)
 
 
 def _nearest(machine: Machine) -> tuple[str, Fingerprint] | None:

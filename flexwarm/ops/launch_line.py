@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import socket
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from flexwarm import __version__, commandline, launch, toolchain
+from flexwarm import __version__, commandline, launch, nodes, toolchain
 from flexwarm.command import Conditions, run_command
 from flexwarm.commandline import LaunchLine
 from flexwarm.errors import StoreError, UsageError
 from flexwarm.events import Event
 from flexwarm.launch_verdict import Expectation, LaunchVerdict
 from flexwarm.manifest import JobEntry, Manifest
+from flexwarm.nodes import NodeFacts
 from flexwarm.observation import VARIABLE, Observation, OnMiss
 from flexwarm.ops.differences import settings_difference, variables_since_build
 from flexwarm.ops.prepare import PACKAGE, Machine, find_machine
@@ -114,7 +117,7 @@ def prepare_launch(options: LaunchOptions, environ: Mapping[str, str], *, create
         StoreError: the store cannot be used.
     """
     if not options.argv:
-        raise UsageError("there is no command after --", "write it as in a shell: flexwarm verify -- torchrun train.py")
+        raise UsageError("there is no command after --", "put the launch line there: flexwarm run -- torchrun train.py")
     toolchain.require_supported()
     machine = find_machine(
         environ,
@@ -148,15 +151,47 @@ def observe(
     watcher: LaunchWatcher,
     *,
     on_miss: OnMiss,
+    known: Manifest | None = None,
     patient: bool = False,
 ) -> LaunchRecord:
     """Run the line under observation and fold what its programs said.
 
     Args:
+        known: the bucket's manifest, which other nodes are told of.
         patient: it is the user's real job: see :class:`flexwarm.command.Conditions`.
     """
+    facts = _facts(prepared, known)
     with run_directory(prepared.machine.bucket, launch.new_run_id()) as directory:
-        return _observe_in(directory, prepared, options, environ, watcher, on_miss, patient)
+        variables = bucket_environment(str(prepared.machine.bucket.path))
+        return _observe_in(directory, prepared, options, environ, watcher, on_miss, facts, variables, patient)
+
+
+def observe_outside(
+    prepared: PreparedLaunch, options: LaunchOptions, environ: Mapping[str, str], watcher: LaunchWatcher
+) -> LaunchRecord:
+    """The same up to the first miss, with an empty cache that is thrown away: for a bucket that is not there, and stays so."""
+    with tempfile.TemporaryDirectory(prefix="flexwarm-") as scratch:
+        directory = Path(scratch) / launch.new_run_id()
+        directory.mkdir()
+        variables = bucket_environment(str(Path(scratch) / "bucket"))
+        return _observe_in(
+            directory, prepared, options, environ, watcher, OnMiss.FAIL, _facts(prepared, None), variables, patient=False
+        )
+
+
+def _facts(prepared: PreparedLaunch, known: Manifest | None) -> NodeFacts:
+    """What other nodes are told of this one."""
+    machine = prepared.machine
+    listed = {(key.layer, key.key) for entry in known.jobs.values() for key in entry.keys} if known else set()
+    return NodeFacts(
+        host=socket.gethostname(),
+        store=str(machine.store.root),
+        bucket=machine.bucket.digest,
+        components=dict(machine.fingerprint.select),
+        built=known is not None,
+        keys=len(listed),
+        keys_digest=nodes.digest_of_keys(listed),
+    )
 
 
 def _observe_in(
@@ -166,11 +201,12 @@ def _observe_in(
     environ: Mapping[str, str],
     watcher: LaunchWatcher,
     on_miss: OnMiss,
+    facts: NodeFacts,
+    variables: Mapping[str, str],
     patient: bool,
 ) -> LaunchRecord:
     programs = directory / "programs"
     programs.mkdir()
-    variables = bucket_environment(str(prepared.machine.bucket.path))
     told = directory / "observation.json"
     observation = Observation(
         run=directory.name,
@@ -182,6 +218,7 @@ def _observe_in(
         backward=options.backward,
         hang_seconds=options.hang_seconds,
         variables=variables,
+        node=facts,
     )
     told.write_text(json.dumps(observation.to_json(), indent=1))
     path = [str(SITE), *filter(None, [environ.get(PYTHONPATH, "")])]

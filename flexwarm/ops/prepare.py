@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from flexwarm import __version__, environment, modules, spec, store, toolchain
-from flexwarm.errors import StoreError, UnsupportedError, UsageError
+from flexwarm import __version__, environment, modules, store, toolchain
+from flexwarm.errors import StoreError, UnsupportedError
 from flexwarm.fingerprint import Fingerprint
 from flexwarm.modules import Source
 from flexwarm.plan import SELF_CONTAINED, Job, Plan, bucket_environment, make_plan
 from flexwarm.request import Conduct
 from flexwarm.spec import Spec
+from flexwarm.specfile import read_spec
 from flexwarm.store import Bucket, Store
 from flexwarm.topology import Role
 
@@ -135,24 +136,6 @@ def foreign_cache(environ: Mapping[str, str], bucket: Bucket) -> str | None:
     """A variable that takes the caches out of the bucket, and that the bucket's own variables do not overrule."""
     overruled = bucket_environment(str(bucket.path))
     return next((name for name in environment.moving(environ) if name not in overruled), None)
-
-
-def read_spec(path: Path) -> Spec:
-    """The spec in a file.
-
-    Raises:
-        UsageError: it cannot be read.
-        SpecError: it cannot be right.
-    """
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError as error:
-        hint = "name one: flexwarm build SPEC; examples/cpu.toml is one to begin with"
-        raise UsageError(f"there is no spec file {path}", hint) from error
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise UsageError(f"the spec file {path} cannot be read: {why}", "name a TOML file that you can read") from error
-    return spec.parse(text, str(path))
 
 
 def check_devices(roles: tuple[Role, ...], environ: Mapping[str, str]) -> None:

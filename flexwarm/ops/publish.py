@@ -88,10 +88,13 @@ def mark_building(bucket: Bucket, run: str, *, joinable: bool = False) -> None:
 
 
 def is_whole(reasons: Iterable[Reason]) -> bool:
-    """Whether all was compiled as a launch needs it; a hazard that leaves the kernels right is no reason to lose them."""
+    """Whether all was compiled as a launch needs it; a hazard that leaves the kernels right is no reason to lose them.
+
+    Neither is another node that has another toolchain: what was compiled here is right here.
+    """
     harmful = {HazardCode.DENSE_FALLBACK, HazardCode.RECOMPILE_LIMIT, HazardCode.COMPILE_DEADLOCK}
     harmless = {Code(hazard.value) for hazard in HazardCode if hazard not in harmful}
-    return all(reason.code in harmless for reason in reasons)
+    return all(reason.code in harmless or reason.code is Code.FINGERPRINT_CHANGED for reason in reasons)
 
 
 def require_marker(bucket: Bucket, run: str) -> None:

@@ -45,7 +45,7 @@ def run_launch(options: LaunchOptions, environ: Mapping[str, str], watcher: Laun
         notify=watcher.notify,
     ):
         known = _manifest(prepared, watcher)
-        record = observe(prepared, options, environ, watcher, on_miss=on_miss, patient=True)
+        record = observe(prepared, options, environ, watcher, on_miss=on_miss, known=known, patient=True)
         expected = expectation(prepared, options, known, disk=())
         verdict = judge_verified_launch(record, expected, why_missed(prepared, known, record) if known else {})
         try:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Final
 
 from flexwarm import environment, inventory, ledger, locks, manifest
 from flexwarm.errors import CorruptError, ExitCode, Interrupted, StoreError
@@ -18,6 +20,7 @@ from flexwarm.ops.launch_line import (
     PreparedLaunch,
     expectation,
     observe,
+    observe_outside,
     prepare_launch,
     result_of,
     why_missed,
@@ -26,6 +29,9 @@ from flexwarm.ops.prepare import foreign_cache
 from flexwarm.ops.verify import corrupt, fault_reason
 from flexwarm.programs import LaunchRecord
 from flexwarm.reasons import Code, Kind, Reason, weigh
+
+#: The next step where nothing was built.
+_BUILD: Final = "flexwarm build -- with this launch line"
 
 
 def verify_launch(options: LaunchOptions, environ: Mapping[str, str], watcher: LaunchWatcher) -> LaunchResult:
@@ -59,7 +65,7 @@ def _decide(
     if disabled:
         return _not_started(disabled), None, None
     if not bucket.exists():
-        return _not_started([no_bucket(prepared.machine)]), None, None
+        return _nothing_built(prepared, options, environ, watcher, no_bucket(prepared.machine, _BUILD))
     # Shared: the nodes of one launch are verified at the same time, and their ranks wait for each other.
     with locks.share_if_writable(
         bucket.lock,
@@ -76,14 +82,14 @@ def _decide(
             reason = Reason(
                 code=Code.NO_BUCKET,
                 message=f"no build has finished in bucket {bucket.digest}",
-                hint="flexwarm build -- with this launch line",
+                hint=_BUILD,
             )
-            return _not_started([reason]), None, None
+            return _nothing_built(prepared, options, environ, watcher, reason)
         before = inventory.snapshot(bucket)
         faults = inventory.check(bucket, known, deep=True)
         if faults:
             return _not_started([fault_reason(fault) for fault in faults]), None, known
-        record = observe(prepared, options, environ, watcher, on_miss=OnMiss.FAIL)
+        record = observe(prepared, options, environ, watcher, on_miss=OnMiss.FAIL, known=known)
         if record.signum is not None:
             raise Interrupted(record.signum)
         disk = [change.path for change in inventory.changed(before, inventory.snapshot(bucket))]
@@ -95,6 +101,22 @@ def _decide(
             except StoreError as error:
                 watcher.notify(f"the verification is not in the bucket's history: {error.message}")
         return verdict, record, known
+
+
+def _nothing_built(
+    prepared: PreparedLaunch, options: LaunchOptions, environ: Mapping[str, str], watcher: LaunchWatcher, reason: Reason
+) -> tuple[LaunchVerdict, LaunchRecord | None, Manifest | None]:
+    """There is nothing to verify. But where other nodes wait for the ranks of this one, they must hear why it is in vain."""
+    if not prepared.line.elsewhere:
+        return _not_started([reason]), None, None
+    watcher.notify("nothing was built here; the launch is started all the same, for the other nodes to hear of it")
+    record = observe_outside(prepared, options, environ, watcher)
+    if record.signum is not None:
+        raise Interrupted(record.signum)
+    verdict = judge_verified_launch(record, expectation(prepared, options, None, disk=()), {})
+    every = [reason, *verdict.reasons, *(other for program in verdict.programs for other in program.reasons)]
+    kind, exit_code = weigh(every, best=Kind.COLD)
+    return replace(verdict, kind=kind, exit_code=exit_code, reasons=(reason, *verdict.reasons)), record, None
 
 
 def _not_started(reasons: Sequence[Reason]) -> LaunchVerdict:

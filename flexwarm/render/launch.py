@@ -11,7 +11,7 @@ from flexwarm.commandline import title
 from flexwarm.events import Answer, Hazard
 from flexwarm.launch_verdict import ProgramVerdict
 from flexwarm.ops.launch_line import LaunchResult
-from flexwarm.programs import GraphRecord, ProgramRecord
+from flexwarm.programs import GraphRecord, LaunchRecord, ProgramRecord
 from flexwarm.reasons import Code, Reason, is_hazard
 from flexwarm.render.run import VERDICT_STYLES, outcome_style
 from flexwarm.render.text import duration, size
@@ -43,6 +43,7 @@ def launch_json(result: LaunchResult, exit_code: int) -> dict[str, Any]:
             "ranks": sorted(record.ranks) if record else [],
             "ended": record.ended.value if record else None,
             "programs": [_program_json(program) for program in record.programs] if record else [],
+            "nodes": _nodes_json(record) if record else [],
         },
         "jobs": [_job_json(program) for program in result.verdict.programs],
         "guard": result.remedy,
@@ -51,6 +52,22 @@ def launch_json(result: LaunchResult, exit_code: int) -> dict[str, Any]:
         "hits": _hits(result),
         "compile_seconds": round(_compile_seconds(result), 3),
     }
+
+
+def _nodes_json(record: LaunchRecord) -> list[dict[str, Any]]:
+    """What the nodes told each other; empty where there is one, or where they could not."""
+    return [
+        {
+            "host": facts.host,
+            "store": facts.store,
+            "own": node == record.own_node,
+            "bucket": facts.bucket,
+            "built": facts.built,
+            "keys": facts.keys,
+            "missed": record.missed_elsewhere.get(node),
+        }
+        for node, facts in sorted(record.nodes.items(), key=lambda item: (item[1].host, item[1].store, item[0]))
+    ]
 
 
 def _program_json(program: ProgramRecord) -> dict[str, Any]:
@@ -200,17 +217,23 @@ def _hints(result: LaunchResult) -> list[str]:
 
 def _summary(result: LaunchResult) -> str:
     programs = len(result.verdict.programs)
-    parts = [f"{programs} {_noun(result, programs)}", f"{_hits(result)} hits", f"{_compiles(result)} compiles"]
+    parts = [f"{programs} {_noun(result, programs)}", _count(_hits(result), "hit"), _count(_compiles(result), "compile")]
+    if result.record is None:
+        parts = ["nothing was started"]
     if seconds := _compile_seconds(result):
         parts.append(f"{duration(seconds)} lost to compiling")
     if hazards := sum(is_hazard(reason) for program in result.verdict.programs for reason in program.reasons):
-        parts.append(f"{hazards} hazards")
+        parts.append(_count(hazards, "hazard"))
     parts.append(duration(result.seconds))
     if result.bucket_bytes is not None:
         parts.append(f"bucket {result.bucket[:8]} holds {size(result.bucket_bytes)} in {result.bucket_files} files")
     if result.remedy != Guard.REPORT.value:
         parts.append(f"guard {result.remedy}")
     return f" ({', '.join(parts)})"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _noun(result: LaunchResult, count: int) -> str:

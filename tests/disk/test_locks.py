@@ -152,3 +152,60 @@ def test_a_filesystem_without_locks_is_refused_by_name_and_never_weakly_locked(
 def test_the_filesystem_of_a_path_is_named() -> None:
     assert locks.filesystem_type(Path("/proc/self")) == "proc"
     assert locks.filesystem_type(Path("/nowhere/at/all")) == locks.filesystem_type(Path("/"))
+
+
+def shared(store: Store, *, wait_seconds: float = 0, said: list[str] | None = None) -> AbstractContextManager[None]:
+    notify = said.append if said is not None else print
+    return locks.share(store.lock, holder=store.holder, command="verify", wait_seconds=wait_seconds, notify=notify)
+
+
+def test_a_lock_can_be_shared_by_many_and_then_nobody_has_it_alone(store: Store) -> None:
+    with shared(store), shared(store), shared(store):
+        with pytest.raises(BusyError):
+            take(store, wait_seconds=0, said=[])
+        assert not locks.is_held(store.lock)
+    take(store, wait_seconds=0, said=[])
+
+
+def test_a_lock_that_somebody_holds_alone_is_waited_for_by_who_would_share_it(store: Store, held_elsewhere: Holding) -> None:
+    said: list[str] = []
+    with held_elsewhere(store.lock, store.holder) as child:
+        with pytest.raises(BusyError, match=f"pid {child.pid} on "), shared(store):
+            pass
+        with pytest.raises(BusyError, match=r"after 1\.2 s"), shared(store, wait_seconds=1.2, said=said):
+            pass
+    assert len(said) == 1
+    with shared(store):
+        pass
+
+
+def test_who_shares_a_lock_gets_it_as_soon_as_the_holder_lets_go(store: Store, held_elsewhere: Holding) -> None:
+    with held_elsewhere(store.lock, store.holder) as child:
+        assert child.stdin is not None
+        letting_go = child.stdin.close
+        with locks.share(
+            store.lock, holder=store.holder, command="verify", wait_seconds=60, notify=lambda message: letting_go()
+        ):
+            assert child.wait(timeout=30) == 0
+
+
+def test_the_note_of_a_lock_that_is_shared_stays_while_its_writer_shares_it(store: Store) -> None:
+    with shared(store):
+        first = locks.read_holder(store.holder)
+        store.holder.write_text(store.holder.read_text().replace('"command": "verify"', '"command": "verify --fast"'))
+        other = store.holder.read_text()
+    # Another one that shares the lock has written its own meanwhile, and still holds it.
+    assert store.holder.read_text() == other
+    assert first.startswith("flexwarm verify (pid ")
+
+
+def test_a_lock_that_cannot_be_written_is_done_without_by_who_only_reads(store: Store) -> None:
+    if os.geteuid() == 0:
+        pytest.skip("root can write everything")
+    os.chmod(store.lock.parent, 0o555)
+    said: list[str] = []
+    try:
+        with locks.share_if_writable(store.lock, holder=store.holder, command="verify", wait_seconds=0, notify=said.append):
+            assert "without its lock" in said[0]
+    finally:
+        os.chmod(store.lock.parent, 0o755)

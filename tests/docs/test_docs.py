@@ -5,7 +5,10 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import json
 import re
+import shutil
+import subprocess
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
@@ -14,9 +17,11 @@ from typing import Any
 import click
 import pytest
 
-from flexwarm import catalogue, environment, guard, spec, toolchain
-from flexwarm.canonical import StrEnum
+from flexwarm import catalogue, commandline, environment, guard, reaper, spec, toolchain
+from flexwarm.calls import AttentionCall
+from flexwarm.canonical import StrEnum, plain
 from flexwarm.cli.main import COMMANDS
+from flexwarm.cli.options import LaunchLineCommand
 from flexwarm.errors import ExitCode, SpecError
 from flexwarm.events import (
     Answer,
@@ -36,12 +41,22 @@ from flexwarm.events import (
 )
 from flexwarm.hazards import HazardCode
 from flexwarm.launch import Limits
+from flexwarm.launch_verdict import judge_verified_launch
+from flexwarm.nodes import NodeFacts
+from flexwarm.observation import VARIABLE, OnMiss
 from flexwarm.ops import clean
 from flexwarm.ops.drill import DrillResult, DrillState, drill_plan
+from flexwarm.ops.launch_line import PYTHONPATH, LaunchResult
+from flexwarm.ops.record import RecordResult
 from flexwarm.ops.run import RunResult
-from flexwarm.plan import Plan, bucket_environment, make_plan
+from flexwarm.plan import COMPILE_THREADS, Plan, bucket_environment, make_plan
+from flexwarm.program_events import Held, Nodes
+from flexwarm.programs import Ended
 from flexwarm.reasons import MEANING, Code, Kind
 from flexwarm.record import End, Exit, fold
+from flexwarm.recorded_spec import RecordedSpec, RecordedWorkload
+from flexwarm.render.launch import launch_json
+from flexwarm.render.record import record_json
 from flexwarm.render.run import plan_json, run_json
 from flexwarm.request import Guard
 from flexwarm.step import StepContext
@@ -49,9 +64,12 @@ from flexwarm.store import Bucket
 from flexwarm.topology import MAX_STAGGER_SECONDS, LaneContext, ProcessGroup
 from flexwarm.verdict import Outcome, judge_verify, with_drill
 from flexwarm.workload import RECOMPILE_LIMIT, STEP_CALLS, CallSite, Dtype, Layout
+from tests import launches
 
 ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = ROOT / "docs" / "reference"
+LAUNCH_LINES = ROOT / "docs" / "how-to" / "launch-lines.md"
+OBSERVING = ROOT / "docs" / "explanation" / "observing-a-launch.md"
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *ROOT.glob("docs/**/*.md")])
 
 #: A spec with every kind of table, to which an unknown key is added.
@@ -209,6 +227,22 @@ def test_the_choices_of_the_remedy_on_the_command_page_are_those_of_the_code(opt
     assert isinstance(known.type, click.Choice)
     assert row[0] == ", ".join(f"`{option} {choice}`" for choice in known.type.choices)
     assert row[2] == f"`{known.default}`"
+
+
+def test_what_run_does_at_a_miss_is_on_the_command_page_and_in_the_how_to() -> None:
+    (row,) = [c for c in rows(section(page("commands.md"), "Options of a run")) if c[0].startswith("`--on-miss ")]
+    (known,) = [p for p in command("run").params if "--on-miss" in p.opts]
+    assert isinstance(known.type, click.Choice)
+    assert row[0] == ", ".join(f"`--on-miss {choice}`" for choice in known.type.choices)
+    assert row[2] == f"`{known.default}`"
+    explained = first_cells(section(LAUNCH_LINES.read_text(encoding="utf-8"), "Run it"))
+    assert explained == set(known.type.choices) == {choice.value for choice in OnMiss}
+
+
+def test_each_variable_that_a_launch_line_gets_is_explained() -> None:
+    explained = first_cells(section(OBSERVING.read_text(encoding="utf-8"), "By the environment alone")) - {"variable"}
+    got = {*bucket_environment("/b"), PYTHONPATH, VARIABLE, reaper.MARKER, COMPILE_THREADS}
+    assert {word.partition("=")[0] for word in explained} == got
 
 
 def test_the_variables_of_env_are_named_where_env_and_build_are_described() -> None:
@@ -483,7 +517,67 @@ def test_every_field_action_and_reason_of_cleans_json_is_on_the_json_page() -> N
     assert {member.value for kind in (clean.Action, clean.Reason) for member in kind} <= listed
 
 
-@pytest.mark.parametrize("closed", [Outcome, Kind, End, Layer, Answer, DrillState, Guard])
+def test_every_field_of_a_recordings_json_is_on_the_json_page() -> None:
+    workload = RecordedWorkload(name="w", roles=(), keys={"step": "m:f"}, why=("because",))
+    found = RecordedSpec(line=("python",), roles=(), workloads=(workload,), notes=())
+    result = RecordResult(spec=found, text="schema = 1", path=None, command_exit_code=0, observed=1, seconds=1.0)
+    fields = set(_fields(record_json(result)))
+    assert fields - code_in(section(page("json.md"), "record")) == {"exit_code"}
+
+
+def _launch_result() -> LaunchResult:
+    """Two ranks of which one is held at a miss and the other hangs, a launcher that failed, and another node."""
+    tensor = launches.call().inputs[0]
+    attention = AttentionCall(query=tensor, key=tensor, value=tensor)
+    facts = NodeFacts(host="h", store="/s", bucket="0" * 20, components={}, built=True, keys=1, keys_digest="")
+    held = [
+        launches.rank(0),
+        Nodes(t=2.0, own="n", nodes={"n": plain(facts)}, missed={"n": "rank 0: a call"}),
+        launches.called(attention=(attention,)),
+        launches.lookup(Layer.FX, Answer.MISS),
+        launches.compiled(),
+        Held(t=3.0, job="lane-0", graph="0/0"),
+        Hazard(t=3.0, job="lane-0", code=HazardCode.FX_RACE, message="m", fate="raise", owner="lane 1", owner_lane=1),
+        Hang(t=4.0, jobs=("lane-0",), message="m", seconds=1.0, stacks={"lane 0": ("f.py:1 in f",)}),
+    ]
+    failed = [launches.program(pid=10, argv=("torchrun", "train.py")), launches.raised(), launches.summary(), launches.bye()]
+    record = launches.record([failed, held, launches.warm(launches.rank(1))], ended=Ended.AT_A_MISS)
+    return LaunchResult(
+        verdict=judge_verified_launch(record, launches.expectation(), {}),
+        bucket="0" * 20,
+        bucket_path="/b",
+        line=commandline.read(("torchrun", "--nproc-per-node", "2", "train.py")),
+        record=record,
+        seconds=1.0,
+        remedy="report",
+        expected_ranks=2,
+        command_exit_code=None,
+    )
+
+
+def test_every_field_of_a_launchs_json_is_on_the_json_page() -> None:
+    fields = set(_fields(launch_json(_launch_result(), 1)))
+    assert {"attention", "signature", "nodes", "owner_lane", "place", "requires_grad", "local_world_size"} <= fields
+    titles = ("build, verify and run of a launch line", "build and verify")
+    listed = set().union(*(code_in(section(page("json.md"), title)) for title in titles))
+    assert fields - listed == {"verdict", "exit_code"} - listed
+
+
+@pytest.mark.skipif(shutil.which("jq") is None, reason="needs jq")
+def test_each_jq_line_of_the_how_to_finds_something_in_a_launchs_json() -> None:
+    document = json.dumps(launch_json(_launch_result(), 1))
+    lines = re.findall(r"^jq .*$", LAUNCH_LINES.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert len(lines) >= 3
+    for line in lines:
+        shell = line.replace("verdict.json", "/dev/stdin")
+        done = subprocess.run(["sh", "-c", shell], input=document, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, ""), line
+        assert done.stdout.strip(), line
+        # A field that is not there is null for jq, and no error.
+        assert "null" not in done.stdout.replace('"command_exit_code": null', ""), line
+
+
+@pytest.mark.parametrize("closed", [Outcome, Kind, End, Layer, Answer, DrillState, Guard, Ended])
 def test_every_word_of_a_closed_list_is_on_the_json_page(closed: type[StrEnum]) -> None:
     assert {member.value for member in closed} <= code_in(page("json.md"))
 
@@ -518,8 +612,10 @@ def test_every_flexwarm_command_line_in_the_documentation_uses_commands_and_opti
         for name, rest in re.findall(r"(?:^|[ (])flexwarm (\w+)([^|;)>#]*)", line.removeprefix("$ ")):
             if name not in COMMANDS:
                 pytest.fail(f"{path.name}: {line}")
-            used = set(re.findall(r"(?<=\s)--?[a-z][a-z-]*", rest))
+            own = rest.partition(" -- ")[0]  # what stands behind it belongs to the launch line
+            used = set(re.findall(r"(?<=\s)--?[a-z][a-z-]*", own))
             assert used <= help_options(name), line
+            assert own == rest or isinstance(command(name), LaunchLineCommand), line
 
 
 def test_the_licence_is_the_whole_text_and_names_its_owner() -> None:

@@ -52,6 +52,7 @@ def call(*attention: AttentionCall) -> CompiledCall:
         nesting=("tag_activation_checkpoint",),
         inputs=(QUERY, KEY, WEIGHT),
         attention=attention,
+        made_on=("cuda:0", "'cuda'"),
     )
 
 

@@ -46,6 +46,10 @@ COMMAND_LINES = [
     ["build", "--dry-run"],
     ["verify"],
     ["verify", "--fast"],
+    ["build", "--", "true"],
+    ["verify", "--", "true"],
+    ["run", "--", "true"],
+    ["record", "--force", "--", "true"],
     ["env"],
     ["clean", "--all", "--dry-run"],
     ["clean", "--stale", "--dry-run"],
@@ -53,8 +57,9 @@ COMMAND_LINES = [
 
 
 def run_blocked(directory: Path, arguments: list[str]) -> subprocess.CompletedProcess[str]:
+    own = ["--store", "store"] if arguments != ["--help"] else []
     return subprocess.run(
-        [sys.executable, "-c", BLOCKED, *arguments, *(["--store", "store"] if arguments != ["--help"] else [])],
+        [sys.executable, "-c", BLOCKED, *arguments[:1], *own, *arguments[1:]],
         cwd=directory,
         capture_output=True,
         text=True,

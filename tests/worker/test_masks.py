@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -188,3 +189,19 @@ def test_one_element_outside_of_tolerance_is_a_disagreement(dtype: torch.dtype) 
 def test_a_result_that_is_not_finite_is_a_disagreement(bad: float) -> None:
     found = reference.compare(torch.tensor([bad]), torch.tensor([0.0]), torch.float32)
     assert (found.agrees, found.error) == (False, None)
+
+
+@pytest.mark.parametrize("name", ["alone", "with_context"])
+def test_a_factory_of_the_training_code_is_called_with_the_context_only_if_it_has_a_place_for_it(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_factories.py").write_text(
+        "def alone(window):\n    return lambda b, h, q, kv: q - kv < window\n\n\n"
+        "def with_context(context, window):\n    return lambda b, h, q, kv: q - kv < window + 0 * context.q_len\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    made = masks.make(Function(name=f"own_factories:{name}", args={"window": 3}), masks.MASKS, context())
+    assert made is not None
+    assert (made(0, 0, 5, 3), made(0, 0, 6, 3)) == (True, False)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'size'"):
+        masks.make(Function(name=f"own_factories:{name}", args={"size": 3}), masks.MASKS, context())

@@ -17,6 +17,7 @@ import math
 import os
 import re
 import sys
+import sysconfig
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -274,6 +275,9 @@ def current_graph() -> str:
     return f"{found.frame_id}/{found.frame_compile_id}"
 
 
+_STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
+
+
 # ---- reading one call --------------------------------------------------------------------------------------------------
 
 
@@ -296,12 +300,14 @@ class _Function:
         code: of the function as the user wrote it; None for a builtin one.
         resumed: it is the part of the function that follows a graph break.
         arguments: those of flex_attention, if it is that.
+        partial: what was compiled is a ``functools.partial`` of it.
     """
 
     name: str
     code: CodeType | None
     resumed: bool = False
     arguments: Mapping[str, Any] | None = None
+    partial: bool = False
 
 
 def _read(api: _Api, backend: FrameType, compiling: FrameType) -> CompiledCall:
@@ -333,6 +339,9 @@ def _read(api: _Api, backend: FrameType, compiling: FrameType) -> CompiledCall:
             nesting=unread.read("nesting", _NO_NAMES, _nesting, api, graph_module),
             inputs=inputs,
             attention=attention,
+            own_line=unread.read("own line", "", _own_line, api, compiling, caller),
+            numbers=unread.read("numbers", {}, _numbers, code, dynamo["locals"]),
+            made_on=unread.read("devices", _NO_NAMES, _made_on, api, graph_module),
             unread=tuple(unread),
         )
 
@@ -381,12 +390,13 @@ def _compiled_function(api: _Api, code: CodeType, values: Mapping[str, Any]) -> 
 
 
 def _inlined(api: _Api, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> _Function:
+    partial = isinstance(function, functools.partial)
     while isinstance(function, functools.partial):
         args, kwargs, function = (*function.args, *args), {**function.keywords, **kwargs}, function.func
     if function is api.attention:
         bound = inspect.signature(function).bind(*args, **kwargs)
         bound.apply_defaults()
-        return _Function(name=function.__name__, code=function.__code__, arguments=bound.arguments)
+        return _Function(name=function.__name__, code=function.__code__, arguments=bound.arguments, partial=partial)
     return _forward(api, function)
 
 
@@ -406,6 +416,30 @@ def _code_of(function: Any) -> CodeType | None:
     called = function if isinstance(function, _FUNCTIONS) else type(function).__call__
     code = getattr(called, "__code__", None)
     return code if isinstance(code, CodeType) else None
+
+
+def _numbers(code: CodeType, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a function's arguments those that are numbers, texts or truth values; they are a part of what is traced."""
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    return {name: values[name] for name in names if isinstance(values.get(name), (bool, int, str))}
+
+
+def _own_line(api: _Api, compiling: FrameType, caller: str) -> str:
+    """The nearest line that no installed package has; empty if that is the caller's, or there is none."""
+    if not _is_installed(caller):
+        return ""
+    frame = compiling.f_back
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not _foreign(api, name) and not _is_installed(name) and not name.startswith("<"):
+            return f"{name}:{frame.f_lineno} in {frame.f_code.co_name}"
+        frame = frame.f_back
+    return ""
+
+
+def _is_installed(place: str) -> bool:
+    """In a package of the installation, or of Python itself."""
+    return "/site-packages/" in place or "/dist-packages/" in place or place.startswith(_STANDARD_LIBRARY)
 
 
 def _caller(api: _Api, compiling: FrameType, function: _Function) -> str:
@@ -461,6 +495,11 @@ def _nesting(api: _Api, graph_module: Any) -> tuple[str, ...]:
     return tuple(found)
 
 
+def _made_on(api: _Api, graph_module: Any) -> tuple[str, ...]:
+    given = (node.kwargs["device"] for node, _ in _walk(api, graph_module, set()) if "device" in node.kwargs)
+    return tuple(dict.fromkeys(repr(device) if isinstance(device, str) else str(device) for device in given))
+
+
 def _inputs(api: _Api, graph_module: Any, inputs: Sequence[Any]) -> tuple[TensorSpec, ...]:
     """The tensors that enter a graph; numbers that enter beside them are left out."""
     found = []
@@ -481,7 +520,7 @@ def _attention(api: _Api, graph_module: Any, function: _Function, caller: str, u
         query, key, value = (_spec(argument.meta["example_value"]) for argument in node.args[:3])
         line = _line(api, node.stack_trace or "") or caller
         scale = unread.read("scale", None, _scale, node.args[5])
-        call = AttentionCall(query=query, key=key, value=value, line=line, scale=scale)
+        call = AttentionCall(query=query, key=key, value=value, line=line, scale=scale, partial=function.partial)
         if function.arguments is not None:
             call = unread.read("arguments of flex_attention", call, _direct, api, call, function.arguments, caller)
         found.append(call)
@@ -490,7 +529,7 @@ def _attention(api: _Api, graph_module: Any, function: _Function, caller: str, u
 
 def _direct(api: _Api, call: AttentionCall, arguments: Mapping[str, Any], caller: str) -> AttentionCall:
     """What only the arguments of flex_attention itself tell."""
-    specs = {}
+    specs: dict[str, Any] = {}
     for name, traced in (("query", call.query), ("key", call.key), ("value", call.value)):
         real = arguments[name]
         specs[name] = replace(_spec(real), dynamic=traced.dynamic) if isinstance(real, api.tensor) else traced

@@ -1,0 +1,491 @@
+"""A launch line runs as if nobody watched, and when it is over, however that came about, nothing of it is left."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flexwarm import reaper
+from flexwarm.events import Event, to_line
+from tests.conftest import ROOT
+from tests.launches import bye, program, warm
+from tests.unit.test_launch_verdict import hang, held
+
+#: Runs a command as its arguments say, and writes what it came to into a file: the command's output is its own.
+DRIVER = """
+import json, sys
+from pathlib import Path
+from flexwarm import command
+from flexwarm.errors import FlexwarmError
+told = json.loads(Path(sys.argv[1]).read_text())
+for name, seconds in told["seconds"].items():
+    assert hasattr(command, name)
+    setattr(command, name, seconds)
+said = []
+try:
+    run = command.run_command(
+        told["argv"], environ=told["environ"], directory=Path(told["directory"]), run_id=told["run_id"],
+        conditions=command.Conditions(**told["conditions"]), on_event=lambda event: said.append(event.KIND),
+    )
+    answer = {
+        "status": run.status, "ended": run.ended.name, "signum": run.signum, "left": run.left, "said": said,
+        "unseen": [[one.pid, one.argv] for one in run.unseen],
+        "programs": [[event.KIND for event in one.events] for one in run.programs],
+        "messages": [event.message for one in run.programs for event in one.events if event.KIND == "refused"],
+        "gone": [one.gone_unix for one in run.programs],
+    }
+except FlexwarmError as error:
+    answer = {"error": type(error).__name__, "message": error.message, "hint": error.hint}
+Path(sys.argv[2]).write_text(json.dumps(answer))
+"""
+
+TIMEOUT_SECONDS = 60
+
+
+@dataclass(slots=True)
+class Driver:
+    """One command, run by another process."""
+
+    base: Path
+    seconds: dict[str, float] = field(default_factory=lambda: {"LEFT_SECONDS": 0.2, "LOOK_SECONDS": 0.02})
+    run_id: str = field(default_factory=lambda: f"test-{os.getpid()}-{time.monotonic_ns()}")
+
+    @property
+    def directory(self) -> Path:
+        """Where programs say what they have to say."""
+        return self.base / "programs"
+
+    def argv(self, argv: list[str], **conditions: Any) -> list[str]:
+        self.directory.mkdir(exist_ok=True)
+        environ = {**os.environ, "PYTHONPATH": str(ROOT), "DIR": str(self.directory)}
+        told = {
+            "argv": argv, "environ": environ, "directory": str(self.directory), "run_id": self.run_id,
+            "conditions": conditions, "seconds": self.seconds,
+        }  # fmt: skip
+        (self.base / "told.json").write_text(json.dumps(told))
+        return [sys.executable, "-c", DRIVER, str(self.base / "told.json"), str(self.base / "answer.json")]
+
+    @contextlib.contextmanager
+    def started(self, argv: list[str], **conditions: Any) -> Iterator[subprocess.Popen[str]]:
+        process = subprocess.Popen(
+            self.argv(argv, **conditions),
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.communicate()
+
+    def __call__(self, argv: list[str], **conditions: Any) -> tuple[dict[str, Any], str, str]:
+        """Run it to its end: the answer, standard output and standard error."""
+        with self.started(argv, **conditions) as process:
+            out, err = process.communicate(timeout=TIMEOUT_SECONDS)
+        assert process.returncode == 0, err
+        return self.answer(), out, err
+
+    def shell(self, script: str, **conditions: Any) -> dict[str, Any]:
+        return self(["sh", "-c", script], **conditions)[0]
+
+    def answer(self) -> dict[str, Any]:
+        data: dict[str, Any] = json.loads((self.base / "answer.json").read_text())
+        return data
+
+    def say(self, name: str, *events: Event) -> str:
+        """A file with events, and the shell's words that put them into a program's file."""
+        source = self.base / f"said-{len(list(self.base.glob('said-*')))}"
+        source.write_text("".join(map(to_line, events)))
+        return f"cat {shlex.quote(str(source))} >> $DIR/{name}.events.jsonl"
+
+
+@pytest.fixture
+def driver(tmp_path: Path) -> Driver:
+    return Driver(tmp_path)
+
+
+def python(script: str) -> list[str]:
+    return [sys.executable, "-c", script]
+
+
+def is_running(pid: int) -> bool:
+    return not reaper.is_zombie(pid)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+# ---- as if nobody watched --------------------------------------------------------------------------------------------------
+
+
+def test_output_passes_through_and_the_status_is_the_commands_own(driver: Driver) -> None:
+    answer, out, err = driver(["sh", "-c", "echo out; echo err >&2; exit 3"])
+    assert (answer["status"], answer["ended"], answer["signum"], answer["left"]) == (3, "BY_ITSELF", None, [])
+    assert (out, err) == ("out\n", "err\n")
+
+
+def test_a_signal_that_ended_the_command_is_minus_its_number(driver: Driver) -> None:
+    assert driver.shell("kill -9 $$")["status"] == -signal.SIGKILL
+
+
+def test_there_is_no_such_command(driver: Driver) -> None:
+    answer = driver(["no-such-command-anywhere", "train.py"])[0]
+    assert (answer["error"], answer["message"]) == ("UsageError", "there is no command 'no-such-command-anywhere'")
+
+
+def test_a_file_that_is_no_program_is_a_usage_error_as_well(driver: Driver, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print(1)\n")
+    assert driver([str(tmp_path / "train.py")])[0]["error"] == "UsageError"
+
+
+#: Says when it is ready, and at a signal which one it was; the number of the signal is its status.
+LISTENS = """
+import signal, sys
+def tell(number, frame):
+    print(signal.Signals(number).name, flush=True)
+    if number != signal.SIGUSR1:
+        sys.exit(int(number))
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1):
+    signal.signal(number, tell)
+print("ready", flush=True)
+while True:
+    signal.pause()
+"""
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
+def test_a_signal_is_passed_on_and_the_command_ends_in_its_own_way(driver: Driver, signum: signal.Signals) -> None:
+    with driver.started(python(LISTENS)) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signum)
+        out, err = process.communicate(timeout=TIMEOUT_SECONDS)
+    answer = driver.answer()
+    assert out == f"{signum.name}\n", err
+    assert (answer["status"], answer["ended"], answer["signum"]) == (int(signum), "INTERRUPTED", int(signum))
+
+
+def test_a_signal_that_asks_for_no_end_is_passed_on_and_changes_nothing(driver: Driver) -> None:
+    with driver.started(python(LISTENS)) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGUSR1)
+        assert process.stdout.readline() == "SIGUSR1\n"
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=TIMEOUT_SECONDS)
+    assert driver.answer()["signum"] == signal.SIGTERM
+
+
+def test_a_real_job_gets_its_signals_and_is_not_ended_for_them(driver: Driver) -> None:
+    driver.seconds["GRACE_SECONDS"] = 0.0
+    with driver.started(python(LISTENS), patient=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=TIMEOUT_SECONDS)
+    answer = driver.answer()
+    assert (answer["status"], answer["ended"], answer["signum"]) == (signal.SIGTERM, "BY_ITSELF", None)
+
+
+#: Does not end at a signal.
+STUBBORN = (
+    "import signal\nfor n in (signal.SIGTERM, signal.SIGINT):\n    signal.signal(n, lambda *_: print('no', flush=True))\n"
+)
+STUBBORN += "print('ready', flush=True)\nwhile True:\n    signal.pause()\n"
+
+
+def test_a_command_that_ignores_the_signal_is_killed_after_its_grace(driver: Driver) -> None:
+    driver.seconds["GRACE_SECONDS"] = 0.3
+    with driver.started(python(STUBBORN)) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGTERM)
+        out, _ = process.communicate(timeout=TIMEOUT_SECONDS)
+    answer = driver.answer()
+    assert out == "no\n"
+    assert (answer["status"], answer["ended"], answer["signum"]) == (-signal.SIGKILL, "INTERRUPTED", signal.SIGTERM)
+
+
+def test_whoever_asks_twice_does_not_wait_for_the_grace(driver: Driver) -> None:
+    driver.seconds["GRACE_SECONDS"] = 100 * TIMEOUT_SECONDS
+    with driver.started(python(STUBBORN)) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.readline() == "no\n"
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=TIMEOUT_SECONDS)
+    assert (driver.answer()["status"], driver.answer()["signum"]) == (-signal.SIGKILL, signal.SIGINT)
+
+
+#: Counts what Ctrl-C sends; after the first it listens a while for one too many.
+COUNTS = """
+import os, signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+print("foreground", os.tcgetpgrp(0) == os.getpgrp(), flush=True)
+print("read", sys.stdin.readline().strip(), flush=True)
+signal.sigwait([signal.SIGINT])
+again = signal.sigtimedwait([signal.SIGINT], 1.0)
+print("interrupts", 1 if again is None else 2, flush=True)
+sys.exit(5)
+"""
+
+
+def test_in_a_terminal_the_command_is_in_the_foreground_and_ctrl_c_reaches_it_once(driver: Driver) -> None:
+    argv = driver.argv(python(COUNTS))
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.environ["PYTHONPATH"] = str(ROOT)
+        os.execv(argv[0], argv)
+    seen = b""
+
+    def read_until(text: bytes) -> None:
+        nonlocal seen
+        while text not in seen:
+            assert b"interrupts 2" not in seen
+            assert b"foreground False" not in seen
+            seen += os.read(terminal, 1024)
+
+    try:
+        read_until(b"foreground True\r\n")
+        os.write(terminal, b"hello\n")
+        read_until(b"read hello")
+        os.write(terminal, b"\x03")
+        read_until(b"interrupts 1\r\n")
+        while True:  # until its end, which Linux reports as an error
+            try:
+                seen += os.read(terminal, 1024)
+            except OSError:
+                break
+    finally:
+        os.close(terminal)
+        os.waitpid(pid, 0)
+    answer = driver.answer()
+    assert (answer["status"], answer["ended"], answer["signum"]) == (5, "INTERRUPTED", signal.SIGINT)
+
+
+# ---- nothing is left -------------------------------------------------------------------------------------------------------
+
+#: Leaves its session and empties its environment; says its process id.
+DETACHED = "setsid env -i sleep 1000 </dev/null >/dev/null 2>&1 & echo $! > $DIR/pid;"
+
+
+def test_what_outlives_the_command_is_told_and_ended_also_if_it_left_session_and_environment(driver: Driver) -> None:
+    answer = driver.shell(f"{DETACHED} exit 0")
+    pid = int((driver.directory / "pid").read_text())
+    assert (answer["ended"], answer["left"]) == ("BY_ITSELF", [pid])
+    assert not is_running(pid)
+
+
+def test_a_real_job_may_leave_a_process_behind(driver: Driver) -> None:
+    answer = driver.shell(f"{DETACHED} exit 0", patient=True)
+    pid = int((driver.directory / "pid").read_text())
+    try:
+        assert answer["left"] == [pid]
+        assert is_running(pid)
+    finally:
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_helpers_get_a_moment_to_end_by_themselves(driver: Driver) -> None:
+    driver.seconds["LEFT_SECONDS"] = TIMEOUT_SECONDS
+    answer = driver.shell("(sleep 0.3; touch $DIR/done) & exit 0")
+    assert answer["left"] == []
+    assert (driver.directory / "done").exists()
+
+
+def test_a_signal_ends_what_the_command_started_as_well(driver: Driver) -> None:
+    driver.seconds["GRACE_SECONDS"] = 0.2
+    with driver.started(["sh", "-c", f"trap '' TERM; {DETACHED} echo ready; sleep 1000"]) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=TIMEOUT_SECONDS)
+    assert not is_running(int((driver.directory / "pid").read_text()))
+    assert reaper.members(driver.run_id) == []
+
+
+def test_where_the_parent_is_killed_nothing_is_left_either(driver: Driver) -> None:
+    with driver.started(["sh", "-c", "setsid sleep 1000 & echo $!; wait"]) as process:
+        assert process.stdout is not None
+        pid = int(process.stdout.readline())
+        process.kill()
+        until(lambda: not is_running(pid))
+    until(lambda: reaper.members(driver.run_id) == [])
+
+
+def test_a_command_past_its_limit_is_ended(driver: Driver) -> None:
+    answer = driver.shell(f"{DETACHED} sleep 1000", limit_seconds=0.5)
+    assert (answer["status"], answer["ended"], answer["signum"]) == (-signal.SIGKILL, "TIMED_OUT", None)
+    assert not is_running(int((driver.directory / "pid").read_text()))
+
+
+# ---- what is said ----------------------------------------------------------------------------------------------------------
+
+
+def here(**changes: Any) -> Event:
+    return program(**{"host": socket.gethostname(), **changes})
+
+
+def test_what_programs_say_is_read_in_their_order_and_to_the_end(driver: Driver) -> None:
+    answer = driver.shell(f"{driver.say('a', *warm()[:3])}; {driver.say('b', *warm())}; {driver.say('a', *warm()[3:])}")
+    whole = ["program", "called", "lookup", "lookup", "summary", "bye"]
+    assert answer["programs"] == [whole, whole]
+    assert sorted(answer["said"]) == sorted(whole * 2)
+
+
+def test_a_line_that_is_no_event_is_told_and_ends_nobody(driver: Driver) -> None:
+    script = f'{driver.say("a", here())}; echo \'{{"event": "loo\' >> $DIR/a.events.jsonl; {driver.say("b", bye())}; exit 4'
+    answer = driver.shell(script, patient=True)
+    assert (answer["status"], answer["programs"]) == (4, [["program", "refused"], ["bye"]])
+    assert "a line that is no event" in answer["messages"][0]
+
+
+def test_a_line_that_was_cut_short_at_the_end_is_dropped(driver: Driver) -> None:
+    answer = driver.shell(f'{driver.say("a", here())}; printf \'{{"event": "loo\' >> $DIR/a.events.jsonl')
+    assert answer["programs"] == [["program"]]
+
+
+def test_whoever_deletes_the_store_does_not_end_a_real_job(driver: Driver) -> None:
+    answer = driver.shell(f"{driver.say('a', here())}; sleep 0.3; rm -r $DIR; sleep 0.3; exit 4", patient=True)
+    assert (answer["status"], answer["ended"]) == (4, "BY_ITSELF")
+
+
+@pytest.mark.parametrize("patient", [True, False])
+def test_a_program_that_is_held_at_a_miss_ends_the_run_once_others_have_said_theirs(driver: Driver, patient: bool) -> None:
+    driver.seconds["SETTLE_SECONDS"] = 1.0
+    # The other one is held as well, a moment later; both would stand for ever.
+    script = f"{driver.say('a', here(), held())}; sleep 0.2; {driver.say('b', here(), held())}; {DETACHED} sleep 1000"
+    answer = driver.shell(script, patient=patient)
+    assert (answer["status"], answer["ended"]) == (-signal.SIGKILL, "AT_A_MISS")
+    assert answer["programs"] == [["program", "held"], ["program", "held"]]
+    assert not is_running(int((driver.directory / "pid").read_text()))
+
+
+def test_a_hang_ends_a_run_at_once(driver: Driver) -> None:
+    answer = driver.shell(f"{driver.say('a', here(), hang())}; sleep 1000")
+    assert (answer["status"], answer["ended"]) == (-signal.SIGKILL, "HUNG")
+
+
+def test_a_hang_of_a_real_job_is_for_its_owner_to_end(driver: Driver) -> None:
+    answer = driver.shell(f"{driver.say('a', here(), hang())}; sleep 0.5; exit 4", patient=True)
+    assert (answer["status"], answer["ended"]) == (4, "BY_ITSELF")
+
+
+def test_where_programs_run_elsewhere_the_launcher_is_asked_to_end_them(driver: Driver) -> None:
+    driver.seconds["SETTLE_SECONDS"] = 0.1
+    script = f"trap 'exit 9' TERM; {driver.say('a', program(host='elsewhere'), held())}; while :; do sleep 0.05; done"
+    answer = driver.shell(script)
+    assert (answer["status"], answer["ended"]) == (9, "AT_A_MISS")
+
+
+def test_words_from_elsewhere_may_come_after_the_end_of_the_command(driver: Driver) -> None:
+    driver.seconds["REMOTE_SECONDS"] = TIMEOUT_SECONDS
+    late = driver.say("late", bye()).replace("late.events", "a.events")
+    answer = driver.shell(f"{driver.say('a', program(host='elsewhere'))}; (sleep 0.5; {late}) & exit 0")
+    assert answer["programs"] == [["program", "bye"]]
+
+
+#: Has torch's library loaded, as far as anybody can see; with an argument it says who it is.
+LOADED = """
+import mmap, os, sys, time
+with open(sys.argv[1], "rb") as file:
+    kept = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+"""
+WAITS = "time.sleep(1000)\n"
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> str:
+    path = tmp_path / "libtorch_python.so"
+    path.write_bytes(b"x" * 4096)
+    return str(path)
+
+
+def test_a_process_that_has_torch_and_says_nothing_is_told_with_its_command_line(driver: Driver, library: str) -> None:
+    answer = driver([*python(LOADED + WAITS), library], limit_seconds=2.0)[0]
+    ((_, argv),) = answer["unseen"]
+    assert argv == [*python(LOADED + WAITS), library]
+
+
+def test_a_process_that_says_who_it_is_is_none_of_those(driver: Driver, library: str) -> None:
+    tell = """
+from flexwarm import reaper
+from flexwarm.events import to_line
+from tests.launches import program
+with open(os.environ["DIR"] + "/a.events.jsonl", "a") as file:
+    file.write(to_line(program(pid=os.getpid(), started=reaper.started(os.getpid()))))
+"""
+    answer = driver([*python(LOADED + tell + WAITS), library], limit_seconds=2.0)[0]
+    assert (answer["unseen"], answer["programs"]) == ([], [["program"]])
+
+
+def test_a_child_that_a_program_said_it_forked_is_none_of_those(driver: Driver, library: str) -> None:
+    tell = """
+from flexwarm import reaper
+from flexwarm.events import to_line
+from flexwarm.program_events import Forked
+from tests.launches import program
+def say(event):
+    with open(os.environ["DIR"] + "/a.events.jsonl", "a") as file:
+        file.write(to_line(event))
+say(program(pid=os.getpid(), started=reaper.started(os.getpid())))
+if os.fork() == 0:
+    say(Forked(t=0, pid=os.getpid(), started=reaper.started(os.getpid())))
+"""
+    answer = driver([*python(LOADED + tell + WAITS), library], limit_seconds=2.0)[0]
+    assert (answer["unseen"], answer["programs"]) == ([], [["program", "forked"]])
+
+
+def test_a_process_that_has_torch_only_on_its_way_to_another_program_is_none_of_those(driver: Driver, library: str) -> None:
+    """Between fork and exec every compiler that a program starts looks like that program."""
+    replaced = "time.sleep(0.3)\nos.execvp('sleep', ['sleep', '1000'])\n"
+    assert driver([*python(LOADED + replaced), library], limit_seconds=2.0)[0]["unseen"] == []
+
+
+def test_an_observer_that_could_not_begin_is_known_by_the_name_of_its_file(driver: Driver, library: str) -> None:
+    tell = "open(f\"{os.environ['DIR']}/{os.getpid()}.refused.jsonl\", 'w').close()\n"
+    assert driver([*python(LOADED + tell + WAITS), library], limit_seconds=2.0)[0]["unseen"] == []
+
+
+def test_of_each_program_it_is_told_when_it_was_gone_in_the_order_in_which_they_ended(driver: Driver) -> None:
+    """A rank that dies first is the cause, and one that dies after it a consequence."""
+    tell = """
+import os, socket, sys, time
+from flexwarm import reaper
+from flexwarm.events import to_line
+from tests.launches import program
+child = os.fork()
+me = os.getpid()
+with open(f"{os.environ['DIR']}/{'parent' if child else 'child'}.events.jsonl", "a") as file:
+    file.write(to_line(program(pid=me, started=reaper.started(me), host=socket.gethostname())))
+time.sleep(0.5)
+if child == 0:
+    os._exit(0)
+os.waitpid(child, 0)
+time.sleep(0.5)
+"""
+    child, parent = driver(python(tell))[0]["gone"]
+    assert child < parent

@@ -1,0 +1,505 @@
+"""No false green for launch lines: each witness of each program must have spoken, and each odd word takes warm away."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flexwarm.errors import ExitCode
+from flexwarm.events import Answer, Dense, Event, Hang, Hazard, Layer
+from flexwarm.hazards import HazardCode
+from flexwarm.launch_verdict import describe_status, judge_built_launch, judge_verified_launch, only_hazards
+from flexwarm.program_events import Called, Held, Moved, Program, Summary
+from flexwarm.programs import Ended, Unseen
+from flexwarm.reasons import Code, Kind, Reason
+from flexwarm.verdict import Outcome
+from tests.launches import (
+    HITS,
+    KEYS,
+    Change,
+    answered,
+    bye,
+    called,
+    codes,
+    compiled,
+    expectation,
+    instead,
+    judge,
+    lookup,
+    messages,
+    plus,
+    program,
+    raised,
+    rank,
+    record,
+    refused,
+    silent,
+    summary,
+    warm,
+    warm_ranks,
+    without,
+)
+
+
+def hazard(code: HazardCode = HazardCode.FX_RACE) -> Hazard:
+    return Hazard(t=4.0, job="lane-0", code=code, message="a call met a trace", owner="thread 'loader'")
+
+
+def dense(*stack: str) -> Dense:
+    return Dense(t=4.0, job="lane-0", shape=(1, 2, 64, 32), stack=stack)
+
+
+def hang() -> Hang:
+    return Hang(t=4.0, jobs=("lane-0",), message="two threads wait for each other", seconds=60.0, stacks={})
+
+
+def moved() -> Moved:
+    return Moved(t=4.0, name="TORCHINDUCTOR_CACHE_DIR", old="/bucket/inductor", new="/scratch")
+
+
+def held() -> Held:
+    return Held(t=4.0, job="lane-0", graph="0/0")
+
+
+def ranks_with(change: Change) -> list[list[Event]]:
+    """A warm launch of two ranks, one of which is changed."""
+    launcher, first, second = warm_ranks()
+    return [launcher, first, change(second)]
+
+
+# ---- what is warm ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_launch_whose_every_rank_hits_is_warm() -> None:
+    verdict = judge(warm_ranks(), expectation(ranks=2, said_by="--nproc-per-node 2", recorded={"rank 0": KEYS}))
+    assert (verdict.kind, verdict.exit_code, codes(verdict), verdict.notes) == (Kind.WARM, ExitCode.OK, set(), ())
+    assert [(one.record.name, one.outcome) for one in verdict.programs] == [("rank 0", Outcome.HIT), ("rank 1", Outcome.HIT)]
+
+
+def test_a_program_without_a_launcher_is_warm_without_a_rank() -> None:
+    assert judge([warm()], expectation(ranks=1)).kind is Kind.WARM
+    assert judge([warm()]).kind is Kind.WARM
+
+
+# ---- what is not: one program ----------------------------------------------------------------------------------------------
+
+MISS = answered(Layer.FX, lookup(Layer.FX, Answer.MISS, reason="['key changed']"))
+BYPASS = answered(Layer.AOT, lookup(Layer.AOT, Answer.BYPASS, "", reason="Cannot cache a graph with a custom function"))
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "kind", "exit_code"),
+    [
+        (MISS, Code.FX_MISS, Kind.COLD, ExitCode.NOT_WARM),
+        (answered(Layer.AOT, lookup(Layer.AOT, Answer.MISS)), Code.AOT_MISS, Kind.COLD, ExitCode.NOT_WARM),
+        (plus(lookup(Layer.TRITON, Answer.MISS, "kernel")), Code.TRITON_MISS, Kind.COLD, ExitCode.NOT_WARM),
+        (BYPASS, Code.AOT_BYPASS, Kind.COLD, ExitCode.NOT_WARM),
+        (answered(Layer.FX, lookup(Layer.FX, Answer.BYPASS, "")), Code.FX_BYPASS, Kind.COLD, ExitCode.NOT_WARM),
+        (plus(compiled("cxx", detail="g++ a.cpp")), Code.COMPILED, Kind.COLD, ExitCode.NOT_WARM),
+        (plus(compiled("autotune", detail="triton_flex")), Code.COMPILED, Kind.COLD, ExitCode.NOT_WARM),
+        (plus(compiled("inductor", graph="")), Code.COMPILED, Kind.COLD, ExitCode.NOT_WARM),
+        (answered(Layer.FX, lookup(Layer.FX, key="stranger")), Code.KEY_NOT_LISTED, Kind.COLD, ExitCode.NOT_WARM),
+        (plus(moved()), Code.CACHE_MOVED, Kind.COLD, ExitCode.NOT_WARM),
+        (answered(Layer.AOT, called("1/0", 256)), Code.NO_EVIDENCE, Kind.UNKNOWN, ExitCode.NOT_WARM),
+        (answered(Layer.FX, called("1/0", 256)), Code.NO_EVIDENCE, Kind.UNKNOWN, ExitCode.NOT_WARM),
+        (plus(called("1/0", 256)), Code.NO_EVIDENCE, Kind.UNKNOWN, ExitCode.NOT_WARM),
+        (instead(Summary, summary(checks={})), Code.NO_EVIDENCE, Kind.UNKNOWN, ExitCode.NOT_WARM),
+        (without(Summary), Code.NO_EVIDENCE, Kind.UNKNOWN, ExitCode.NOT_WARM),
+        (instead(Summary, summary(counters={})), Code.WITNESSES_DISAGREE, Kind.UNKNOWN, ExitCode.NOT_WARM),
+        (
+            instead(Summary, summary(counters={**HITS, "inductor.fxgraph_cache_miss": 1})),
+            Code.WITNESSES_DISAGREE,
+            Kind.UNKNOWN,
+            ExitCode.NOT_WARM,
+        ),
+        (
+            instead(Program, rank(1, components={"torch.version": "2.12.0"})),
+            Code.TOOLCHAIN_MISMATCH,
+            Kind.UNKNOWN,
+            ExitCode.NOT_WARM,
+        ),
+        (plus(refused()), Code.REFUSED, Kind.BROKEN, ExitCode.UNSUPPORTED),
+        (plus(held()), Code.NO_EVIDENCE, Kind.UNKNOWN, ExitCode.NOT_WARM),
+        (plus(dense("/job/train.py:7 in branch")), Code.DENSE_FALLBACK, Kind.UNSAFE, ExitCode.UNSAFE),
+        (plus(hang()), Code.COMPILE_DEADLOCK, Kind.UNSAFE, ExitCode.UNSAFE),
+        (plus(raised()), Code.RAISED, Kind.BROKEN, ExitCode.JOB_FAILED),
+        (lambda events: events[:-2], Code.CRASHED, Kind.BROKEN, ExitCode.WORKER_DIED),
+        *((plus(hazard(code)), Code(code.value), Kind.UNSAFE, ExitCode.UNSAFE) for code in HazardCode),
+    ],
+)
+def test_each_odd_or_missing_word_of_one_rank_takes_warm_from_the_launch(
+    change: Change, code: Code, kind: Kind, exit_code: ExitCode
+) -> None:
+    verdict = judge(ranks_with(change))
+    assert code in codes(verdict), messages(verdict)
+    assert (verdict.kind, verdict.exit_code) == (kind, exit_code)
+    assert verdict.programs[0].outcome is Outcome.HIT
+    assert code in {reason.code for one in verdict.programs[1:] for reason in one.reasons}
+
+
+def test_a_miss_names_the_call_its_line_and_torchs_own_reason() -> None:
+    verdict = judge([MISS(warm())])
+    (reason,) = [reason for reason in verdict.programs[0].reasons if reason.code is Code.FX_MISS]
+    assert "attend of 1x2x128x32 float32, called at /job/train.py:128 in step" in reason.message
+    assert "key changed" in reason.message
+    assert "flexwarm build --" in reason.hint
+
+
+def test_a_miss_outside_of_every_graph_says_so() -> None:
+    verdict = judge([plus(lookup(Layer.FX, Answer.MISS, "late", graph=""))(warm())])
+    assert "outside of a graph that was seen" in messages(verdict)
+
+
+def test_inductor_that_ran_for_a_miss_is_no_reason_of_its_own_and_the_cxx_compiler_is() -> None:
+    counters = {"inductor.fxgraph_cache_miss": 1, "aot_autograd.autograd_cache_hit": 1}
+    change = instead(Summary, summary(counters=counters))
+    verdict = judge([change(plus(compiled(), compiled("cxx", detail="g++ a.cpp"))(MISS(warm())))])
+    assert sorted(reason.code for reason in verdict.programs[0].reasons) == [Code.COMPILED, Code.FX_MISS]
+    assert "g++ a.cpp" in messages(verdict)
+
+
+def test_what_changed_since_the_build_is_said_for_a_rank_that_missed_and_for_no_other() -> None:
+    note = Reason(code=Code.ENV_CHANGED, message="OMP_NUM_THREADS was 2 and is 1")
+    notes = {"rank 0": [note], "rank 1": [note]}
+    verdict = judge_verified_launch(record(ranks_with(MISS)), expectation(), notes)
+    assert [note in one.reasons for one in verdict.programs] == [False, True]
+    listed = judge_verified_launch(
+        record(ranks_with(answered(Layer.FX, lookup(Layer.FX, key="stranger")))), expectation(), notes
+    )
+    assert [note in one.reasons for one in listed.programs] == [False, True]
+
+
+def test_a_key_of_the_build_that_is_not_asked_for_is_unknown_and_says_how_many() -> None:
+    more = KEYS | {("fx", "seldom"), ("aot", "seldom")}
+    expected = expectation(listed=more, recorded={"rank 0": more, "rank 1": KEYS})
+    verdict = judge(warm_ranks(), expected)
+    assert (verdict.kind, codes(verdict)) == (Kind.UNKNOWN, {Code.KEY_NOT_SEEN})
+    assert [bool(one.reasons) for one in verdict.programs] == [True, False]
+    assert "and 1 more" in messages(verdict)
+
+
+def test_a_rank_that_made_the_calls_of_the_build_no_more_is_not_warm() -> None:
+    launcher, first, _ = warm_ranks()
+    verdict = judge([launcher, first, silent(rank(1))], expectation(recorded={"rank 1": KEYS}))
+    assert (verdict.kind, codes(verdict)) == (Kind.UNKNOWN, {Code.KEY_NOT_SEEN})
+
+
+def test_programs_that_cannot_be_told_apart_share_what_the_build_recorded() -> None:
+    """A build merges their keys; each of them alone asks for a part."""
+    keys = {("aot", "a1"), ("fx", "f1"), ("aot", "a2"), ("fx", "f2")}
+
+    def one(number: int) -> list[Event]:
+        return [
+            program(pid=100 + number), called(), lookup(Layer.FX, key=f"f{number}"), lookup(Layer.AOT, key=f"a{number}"),
+            summary(), bye(),
+        ]  # fmt: skip
+
+    expected = expectation(listed=keys, recorded={"python train.py": keys})
+    assert judge([one(1), one(2)], expected).kind is Kind.WARM
+    assert codes(judge([one(1), one(1)], expected)) == {Code.KEY_NOT_SEEN}
+
+
+@pytest.mark.parametrize("odd", [refused(), hang(), hazard(), raised()])
+def test_a_program_of_which_nothing_but_a_fault_was_seen_is_not_hidden_by_others(odd: Event) -> None:
+    """Its observer may have failed, so that what it compiled is unknown."""
+    other = plus(odd)(silent(program(pid=500, argv=("python", "other.py"))))
+    verdict = judge([warm(), other])
+    # What a program without compiled calls raises, and the command gets over, is nobody's business.
+    assert (verdict.kind is Kind.WARM) == (odd == raised())
+
+
+def test_lookups_that_torch_counted_and_nobody_saw_are_not_hidden_by_others() -> None:
+    unseen = [program(pid=500), summary(counters={"inductor.fxgraph_cache_miss": 3}, checks={}), bye()]
+    verdict = judge([warm(), unseen])
+    assert (verdict.kind, codes(verdict)) == (Kind.UNKNOWN, {Code.WITNESSES_DISAGREE})
+
+
+def test_dense_attention_names_the_line_that_called_it() -> None:
+    verdict = judge([plus(dense("<eval_with_key>:3 in forward", "/job/train.py:7 in branch"))(warm())])
+    assert "called from /job/train.py:7 in branch" in messages(verdict)
+
+
+def test_a_cache_that_moved_is_said_with_both_values() -> None:
+    assert "from '/bucket/inductor' to '/scratch'" in messages(judge([plus(moved())(warm())]))
+    unset = dataclasses.replace(moved(), new=None)
+    assert "to unset" in messages(judge([plus(unset)(warm())]))
+
+
+def test_only_hazards_tells_whether_everything_else_is_warm() -> None:
+    assert only_hazards(judge([plus(hazard())(warm())]))
+    assert not only_hazards(judge([plus(hazard(), moved())(warm())]))
+
+
+# ---- what is not: how the launch ended -------------------------------------------------------------------------------------
+
+
+def test_a_command_that_fails_is_said_with_the_first_error_of_its_programs() -> None:
+    launcher, first, second = warm_ranks()
+    verdict = judge([launcher, plus(raised(6.0, error="RuntimeError"))(first), plus(raised(5.0))(second)], status=1)
+    assert (verdict.kind, verdict.exit_code, codes(verdict)) == (Kind.BROKEN, ExitCode.JOB_FAILED, {Code.COMMAND_FAILED})
+    assert "exited with status 1; rank 1: ValueError: no such data (/job/train.py:9 in load)" in messages(verdict)
+
+
+def test_a_command_that_fails_without_an_error_of_a_program_is_said_with_its_status() -> None:
+    verdict = judge([warm()], status=-9)
+    assert codes(verdict) == {Code.COMMAND_FAILED}
+    assert "was killed by SIGKILL" in messages(verdict)
+
+
+@pytest.mark.parametrize(
+    ("status", "said"), [(0, "exited with status 0"), (-15, "was killed by SIGTERM"), (-200, "was killed by signal 200")]
+)
+def test_a_status_in_words(status: int, said: str) -> None:
+    assert describe_status(status) == said
+
+
+def cut(events: list[Event]) -> list[Event]:
+    """As of a program that was killed in the middle."""
+    return events[:-2]
+
+
+def failing(events: list[Event], *, at: float, gone: float) -> list[Event]:
+    return [dataclasses.replace(e, t=gone) if isinstance(e, Summary) else e for e in plus(raised(at))(events)]
+
+
+def test_a_rank_that_the_launcher_killed_for_another_ones_error_did_not_crash() -> None:
+    launcher, first, second = warm_ranks()
+    said = [launcher, failing(first, at=5.0, gone=5.5), cut(second)]
+    verdict = judge(said, gone=[None, 5.6, 5.9], status=1)
+    assert (codes(verdict), verdict.exit_code) == ({Code.COMMAND_FAILED}, ExitCode.JOB_FAILED)
+    elsewhere = judge(said, gone=[None, 5.6, None], status=1)  # on another machine nobody saw when it ended
+    assert codes(elsewhere) == {Code.COMMAND_FAILED}
+
+
+def test_a_rank_that_died_before_the_others_felt_it_crashed() -> None:
+    launcher, first, second = warm_ranks()
+    said = [launcher, failing(first, at=5.0, gone=5.5), cut(second)]
+    verdict = judge(said, gone=[None, 5.6, 4.9], status=1)
+    assert (codes(verdict), verdict.exit_code) == ({Code.COMMAND_FAILED, Code.CRASHED}, ExitCode.WORKER_DIED)
+    # The other one's error came while the dead one was not yet seen to be gone; its end came later than that.
+    late = judge(said, gone=[None, 5.6, 5.2], status=1)
+    assert Code.CRASHED in codes(late)
+
+
+def test_an_error_that_the_command_got_over_excuses_nobody_it_is_no_reason_of() -> None:
+    helper = plus(raised(2.0))(silent(program(pid=600, argv=("python", "helper.py"))))
+    verdict = judge([helper, cut(warm())], gone=[2.5, 8.0])
+    assert codes(verdict) == {Code.CRASHED}
+
+
+def test_a_command_past_its_limit_is_said_with_the_option() -> None:
+    verdict = judge([cut(warm())], ended=Ended.TIMED_OUT, status=-9)
+    assert (verdict.exit_code, codes(verdict)) == (ExitCode.WORKER_DIED, {Code.TIMED_OUT})
+    assert "--job-timeout" in verdict.reasons[0].hint
+
+
+def test_a_hang_that_ended_the_launch_is_said_with_the_cycle_and_the_limit() -> None:
+    verdict = judge([plus(hang())(cut(warm()))], ended=Ended.HUNG, status=-9)
+    assert (verdict.exit_code, codes(verdict)) == (ExitCode.WORKER_DIED, {Code.HUNG, Code.COMPILE_DEADLOCK})
+    assert "two threads wait for each other" in messages(verdict)
+
+
+def test_a_launch_that_was_stopped_at_a_miss_says_the_miss_and_nothing_of_what_the_stop_left_undone() -> None:
+    missing = [*MISS(warm(rank(1)))[:-2], held()]
+    verdict = judge([warm_ranks()[0], cut(warm(rank(0))), missing], expectation(ranks=4), ended=Ended.AT_A_MISS, status=-9)
+    assert (verdict.kind, codes(verdict)) == (Kind.COLD, {Code.FX_MISS})
+    assert [one.outcome for one in verdict.programs] == [Outcome.HIT, Outcome.MISSED]
+
+
+@pytest.mark.parametrize("ended", [Ended.AT_A_MISS, Ended.HUNG, Ended.INTERRUPTED, Ended.TIMED_OUT])
+@pytest.mark.parametrize("said", [warm_ranks(), [], [silent(program())]])
+def test_a_launch_that_was_stopped_is_never_warm_whatever_was_said(ended: Ended, said: list[list[Event]]) -> None:
+    assert judge(said, ended=ended, status=-9).kind is not Kind.WARM
+    assert judge(said, ended=ended).kind is not Kind.WARM
+
+
+# ---- what is not: who is missing -------------------------------------------------------------------------------------------
+
+
+def test_an_empty_record_is_never_warm() -> None:
+    for expected in (expectation(), expectation(ranks=1), expectation(ranks=2), expectation(blind="python -I")):
+        assert judge([], expected).kind is Kind.UNKNOWN
+        assert judge_built_launch(record([]), expected, frozenset()).kind is Kind.UNKNOWN
+
+
+def test_programs_without_a_compiled_call_are_no_evidence_and_are_counted() -> None:
+    verdict = judge([silent(program()), silent(program(pid=101))])
+    assert (verdict.kind, codes(verdict)) == (Kind.UNKNOWN, {Code.NO_EVIDENCE})
+    assert "2 programs imported torch, and none of them made a compiled call" in messages(verdict)
+
+
+def test_a_line_that_cannot_be_observed_says_which_word_of_it_is_why() -> None:
+    verdict = judge([], expectation(blind="python -I ignores PYTHONPATH"))
+    assert codes(verdict) == {Code.NOT_OBSERVED}
+    assert "python -I ignores PYTHONPATH" in messages(verdict)
+
+
+def test_a_line_that_looks_blind_and_was_observed_all_the_same_is_judged_by_what_was_seen() -> None:
+    assert judge([warm()], expectation(blind="srun --export=NONE")).kind is Kind.WARM
+
+
+@pytest.mark.parametrize(("there", "expected"), [(2, 3), (2, 1), (1, 2)])
+def test_another_number_of_ranks_than_expected_is_a_finding_with_both_numbers(there: int, expected: int) -> None:
+    said = [warm(rank(number, of=there)) for number in range(there)]
+    verdict = judge(said, expectation(ranks=expected, said_by=f"--expect-ranks {expected}"))
+    assert (verdict.kind, codes(verdict)) == (Kind.UNKNOWN, {Code.RANK_MISSING})
+    assert f"{there} ranks reported, and {expected} were expected (--expect-ranks {expected})" in messages(verdict)
+
+
+def test_ranks_that_are_fewer_than_their_own_launcher_started_are_a_finding() -> None:
+    verdict = judge([warm(rank(0, of=8, local=4)), warm(rank(1, of=8, local=4))])
+    assert codes(verdict) == {Code.RANK_MISSING}
+    assert "2 of the 4 ranks on node0 reported" in messages(verdict)
+
+
+def test_ranks_of_other_machines_are_not_missed_here() -> None:
+    assert judge([warm(rank(0, of=8, local=2)), warm(rank(1, of=8, local=2))]).kind is Kind.WARM
+
+
+def test_each_machine_must_have_all_of_its_own_ranks() -> None:
+    said = [
+        warm(rank(0, of=4, local=2)),
+        warm(rank(1, of=4, local=2)),
+        warm(rank(2, of=4, local=2, host="node1")),
+    ]
+    assert "1 of the 2 ranks on node1 reported" in messages(judge(said))
+
+
+def test_a_process_that_used_torch_and_said_nothing_is_named_with_why() -> None:
+    unseen = (Unseen(pid=77, argv=("/usr/bin/python3", "-I", "other.py")), Unseen(pid=78, argv=()))
+    verdict = judge([warm()], unseen=unseen)
+    assert (verdict.kind, codes(verdict)) == (Kind.UNKNOWN, {Code.NOT_OBSERVED})
+    first, second = verdict.reasons
+    assert "process 77" in first.message
+    assert "-I" in first.message
+    assert "ignores PYTHONPATH" in first.message
+    assert "its environment or its path was changed" in second.message
+
+
+def test_an_observer_that_could_not_begin_is_refused_also_where_all_others_hit() -> None:
+    verdict = judge([[refused("the observer could not begin")], *warm_ranks()])
+    assert (verdict.kind, verdict.exit_code, codes(verdict)) == (Kind.BROKEN, ExitCode.UNSUPPORTED, {Code.REFUSED})
+
+
+def test_a_file_of_the_bucket_that_changed_is_a_witness_that_disagrees_unless_something_compiled() -> None:
+    disk = tuple(f"inductor/{n}.so" for n in range(5))
+    verdict = judge([warm()], expectation(disk=disk))
+    assert (verdict.kind, codes(verdict)) == (Kind.UNKNOWN, {Code.DISK_CHANGED})
+    assert "and 2 more" in messages(verdict)
+    assert Code.DISK_CHANGED not in codes(judge([MISS(warm())], expectation(disk=disk)))
+
+
+# ---- notes -----------------------------------------------------------------------------------------------------------------
+
+
+def test_ranks_that_call_different_things_are_noted_with_the_lines_and_stay_warm() -> None:
+    other = [rank(1), called("0/0", 256), *warm()[2:]]
+    third = [rank(2), called("0/0", 256), *warm()[2:]]
+    verdict = judge([warm(rank(0)), other, third])
+    assert verdict.kind is Kind.WARM
+    only_first, only_others, why = verdict.notes
+    assert only_first == "only rank 0 compiles attend of 1x2x128x32 float32, called at /job/train.py:128 in step"
+    assert only_others.startswith("only rank 1, 2 compiles attend of 1x2x256x32")
+    assert "collectives" in why
+
+
+def test_a_long_list_of_calls_is_counted() -> None:
+    """A rank with five calls beside one that makes the first of them."""
+    keys = {(layer, f"{layer[0]}{n}") for layer in ("aot", "fx") for n in range(5)}
+    many: list[Event] = [rank(1)]
+    for n in range(5):
+        many += [called(f"{n}/0", 128 * (n + 1)), *(lookup(Layer(x), key=f"{x[0]}{n}", graph=f"{n}/0") for x in ("aot", "fx"))]
+    counters = dict.fromkeys(HITS, 5)
+    one = [rank(0), called("0/0", 128), lookup(Layer.FX, key="f0"), lookup(Layer.AOT, key="a0"), summary(), bye()]
+    verdict = judge([one, [*many, summary(counters=counters), bye()]], expectation(listed=keys))
+    assert verdict.kind is Kind.WARM, messages(verdict)
+    assert verdict.notes[0].endswith("; and 1 more")
+    assert "rank 0" not in verdict.notes[0]
+
+
+def test_ranks_that_make_no_compiled_call_are_noted_where_others_do() -> None:
+    verdict = judge([warm(rank(0, of=3)), silent(rank(1, of=3)), silent(rank(2, of=3))])
+    assert verdict.kind is Kind.WARM
+    assert verdict.notes == ("rank 1, 2 made no compiled call",)
+
+
+# ---- builds ----------------------------------------------------------------------------------------------------------------
+
+
+def built(said: Sequence[Sequence[Event]], stored: frozenset[tuple[str, str]] = KEYS) -> tuple[Kind, set[Code]]:
+    verdict = judge_built_launch(record(said), expectation(listed=frozenset()), stored)
+    return verdict.kind, codes(verdict)
+
+
+MISSED = {f"{name.rpartition('_')[0]}_miss": 1 for name in HITS}
+
+
+def building() -> list[Event]:
+    change = instead(Summary, summary(counters=MISSED))
+    for layer in (Layer.FX, Layer.AOT):
+        change = _both(change, answered(layer, lookup(layer, Answer.MISS)))
+    return plus(compiled())(change(warm()))
+
+
+def _both(first: Change, second: Change) -> Change:
+    return lambda events: second(first(events))
+
+
+def test_a_build_that_stored_everything_is_built_and_one_that_compiled_nothing_is_warm() -> None:
+    assert built([building()]) == (Kind.BUILT, set())
+    assert built([warm()]) == (Kind.WARM, set())
+    assert built([building(), warm(program(pid=101))]) == (Kind.BUILT, set())
+
+
+def test_a_key_that_was_compiled_and_not_stored_is_not_built() -> None:
+    assert built([building()], frozenset({("fx", "fkey")})) == (Kind.COLD, {Code.NOT_STORED})
+
+
+def test_a_graph_that_inductor_compiled_and_no_cache_was_asked_for_is_not_built() -> None:
+    assert Code.NOT_STORED in built([plus(compiled())(building())])[1]
+
+
+@pytest.mark.parametrize("change", [BYPASS, plus(moved()), plus(refused()), instead(Summary, summary(checks={})), cut])
+def test_what_takes_warm_from_a_verification_takes_built_from_a_build(change: Change) -> None:
+    kind, _ = built([change(warm())])
+    assert kind not in (Kind.WARM, Kind.BUILT)
+
+
+# ---- the law ---------------------------------------------------------------------------------------------------------------
+
+
+def _evidence() -> list[tuple[int, int]]:
+    return [(number, at) for number, events in enumerate(warm_ranks()) for at in range(len(events)) if number > 0]
+
+
+@given(st.sets(st.sampled_from(_evidence()), min_size=1))
+def test_no_part_of_the_evidence_can_be_left_out_of_a_warm_launch(gone: set[tuple[int, int]]) -> None:
+    """Only who called may be missing: every key still hit, is one that a build recorded, and torch counted the same."""
+    said = warm_ranks()
+    left = [[event for at, event in enumerate(events) if (number, at) not in gone] for number, events in enumerate(said)]
+    verdict = judge(left, expectation(ranks=2, recorded={"rank 0": KEYS, "rank 1": KEYS}))
+    only_calls = all(isinstance(said[number][at], Called) for number, at in gone)
+    assert (verdict.kind is Kind.WARM) == only_calls
+    assert (verdict.exit_code is ExitCode.OK) == only_calls
+
+
+@given(st.sets(st.sampled_from(_evidence()), min_size=1))
+def test_what_is_left_of_a_launch_of_which_nothing_is_known_before_is_warm_only_by_its_own_words(
+    gone: set[tuple[int, int]],
+) -> None:
+    """Without a build of this line and a number of ranks: each program that is left must be whole, and there must be one."""
+    said = warm_ranks()
+    left = [[event for at, event in enumerate(events) if (number, at) not in gone] for number, events in enumerate(said)]
+    verdict = judge(left)
+    whole = [events for events in left[1:] if events]
+    complete = all(len(events) == 6 or not any(isinstance(e, Called) for e in events) for events in whole)
+    if verdict.kind is Kind.WARM:
+        assert len(whole) == 2, "the ranks say how many they are"
+        assert complete
+        for events in whole:
+            assert isinstance(events[0], Program)
+            assert {type(event).__name__ for event in events} >= {"Lookup", "Summary", "Bye"}
