@@ -200,8 +200,12 @@ class _Supervision:
 
     def _pass_signals_on(self) -> None:
         """Wait a moment for signals; those that the terminal sent have reached the command as well."""
-        info = signal.sigtimedwait(_PASSED_ON, POLL_SECONDS)
-        if info is None:
+        # Not by `sigtimedwait` alone: stopped and continued by job control, it ends early with a signal that never came.
+        if not signal.sigpending() & set(_PASSED_ON):
+            time.sleep(POLL_SECONDS)
+            return
+        info = signal.sigtimedwait(_PASSED_ON, 0)
+        if info is None or info.si_signo not in _PASSED_ON:
             return
         if info.si_code != _SI_KERNEL or not _in_foreground():
             with contextlib.suppress(ProcessLookupError):

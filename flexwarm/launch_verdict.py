@@ -252,6 +252,8 @@ def _end_reasons(program: ProgramRecord, record: LaunchRecord) -> list[Reason]:
     failed = [other.summary.t if other.summary else other.raised.t for other in blamed if other.raised is not None]
     if failed and (program.gone_unix is None or min(failed) < program.gone_unix):
         return []
+    if program.gone_unix is not None and program.gone_unix > _first_death(record):
+        return []  # the launcher ends the others when one has died
     return [
         Reason(
             code=Code.CRASHED,
@@ -259,6 +261,12 @@ def _end_reasons(program: ProgramRecord, record: LaunchRecord) -> list[Reason]:
             hint="the launcher's own output says by what",
         )
     ]
+
+
+def _first_death(record: LaunchRecord) -> float:
+    """When the first program that counts was seen to be gone without a word."""
+    gone = [x.gone_unix for x in record.judged if not x.said_bye and x.gone_unix is not None]
+    return min(gone, default=float("inf"))
 
 
 def _evidence_reasons(program: ProgramRecord) -> list[Reason]:
@@ -414,7 +422,8 @@ def _coverage_reasons(record: LaunchRecord, expected: Expectation) -> list[Reaso
             if record.programs
             else "no program that was seen"
         )
-        reasons.append(Reason(code=code, message=f"{told} made a compiled call{blind}"))
+        hint = "" if expected.blind else "does the line reach its compiled calls, and is torch.compile switched on?"
+        reasons.append(Reason(code=code, message=f"{told} made a compiled call{blind}", hint=hint))
     return reasons + _rank_reasons(record, expected)
 
 
@@ -423,7 +432,7 @@ def _rank_reasons(record: LaunchRecord, expected: Expectation) -> list[Reason]:
     reasons = []
     if expected.ranks is not None and there != expected.ranks and not (expected.ranks == 1 and there == 0):
         why = expected.said_by or "the launcher starts one"
-        message = f"{there} ranks reported, and {expected.ranks} were expected ({why})"
+        message = f"{there} {'rank' if there == 1 else 'ranks'} reported, and {expected.ranks} were expected ({why})"
         reasons.append(Reason(code=Code.RANK_MISSING, message=message, hint="--expect-ranks N says how many there are"))
     elif expected.ranks is None:
         reasons += _missing_by_their_own_words(record)

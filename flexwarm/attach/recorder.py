@@ -117,7 +117,7 @@ class ProgramRecorder(Recorder):
         with self._seating:
             alive = {thread.ident for thread in threading.enumerate()}
             for job, seat in list(self._seats.items()):
-                if seat.thread not in alive:
+                if seat.thread not in alive or seat.thread == ident:  # an ended thread's number may be ours now
                     self._checks[job] = self._checks.get(job, 0) + seat.checks
                     del self._seats[job]
             main = ident == threading.main_thread().ident

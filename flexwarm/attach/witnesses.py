@@ -78,7 +78,7 @@ class Attached:
         self._moved: set[str] = set()
         self._called: dict[str, CompiledCall] = {}
         self._last = ""
-        self._baseline = frozenset(sys.modules)
+        self._began = time.time()
         self._ended = False
 
     def begin(self) -> None:
@@ -145,6 +145,7 @@ class Attached:
         return call.called if call else ""
 
     def _before_hold(self) -> None:
+        self._tell_sources()
         rank = self._place.get("rank")
         who = f"rank {rank}" if rank is not None else f"process {os.getpid()}"
         self.meeting.missed(f"{who}: {self._subject_here() or 'something outside of a graph'}")
@@ -253,10 +254,20 @@ class Attached:
             self._judge_settings()
             if self.guard is not None and how == "exit":
                 self.guard.at_rest()
-            recorder.emit(Sources(t=time.time(), job="", files=sources.loaded_since(self._baseline, 0.0)))
+            self._tell_sources()
         counters = caches.read_counters(self._api) if "torch._dynamo.utils" in sys.modules else {}
         recorder.emit(Summary(t=time.time(), counters=counters, checks=recorder.checks(), how=how))
         recorder.emit(Bye(t=time.time()))
+
+    def _tell_sources(self) -> None:
+        """The program's own files, as they were when it imported them: not those of packages, of flexwarm or of the cache."""
+        skipped = (self.observation.home + os.sep, *(f"{os.path.dirname(path)}{os.sep}" for path in self._caches()))
+        files = sources.loaded_since(frozenset(), self._began, packages=False)
+        own = {path: digest for path, digest in files.items() if not path.startswith(skipped)}
+        self.recorder.emit(Sources(t=time.time(), job="", files=own))
+
+    def _caches(self) -> list[str]:
+        return [value for value in self.observation.variables.values() if value.startswith(os.sep)]
 
     def _judge_settings(self) -> None:
         """What a thread compiled with, against what the main thread has at its end."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Sequence
 from functools import wraps
 from pathlib import Path
@@ -173,6 +174,19 @@ def _seconds_option(name: str, default: float, least: float, text: str) -> Any:
     )
 
 
+class _Guards(click.Choice[str]):
+    """The choices of ``--guard``. Where ``off`` is none, a variable that says so for ``run`` is the default here."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        off = Guard.OFF.value
+        if value == off not in self.choices and os.environ.get(_GUARD_VARIABLE) == off:
+            return Guard.REPORT.value
+        return str(super().convert(value, param, ctx))
+
+
+_GUARD_VARIABLE = "FLEXWARM_GUARD"
+
+
 def guard_options(function: F) -> F:
     """What workers and programs do about FX tracing; passed on as ``guard`` and ``backward``."""
     return _guard_options(function, [Guard.REPORT, Guard.FIX], "Report hazards of FX tracing, or install flexwarm.guard first.")
@@ -197,10 +211,10 @@ def _guard_options(function: F, choices: Sequence[Guard], text: str) -> F:
     )(function)
     return click.option(
         "--guard",
-        type=click.Choice([choice.value for choice in choices]),
+        type=_Guards([choice.value for choice in choices]),
         default=Guard.REPORT.value,
         show_default=True,
-        envvar="FLEXWARM_GUARD",
+        envvar=_GUARD_VARIABLE,
         show_envvar=True,
         help=text,
     )(decorated)

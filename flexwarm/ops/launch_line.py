@@ -318,9 +318,9 @@ def _differences(known: Manifest, entry: JobEntry, program: ProgramRecord) -> li
                 hint="look for what sets them: an environment variable, or the training code",
             )
         )
-    changed = sorted(
-        path for path, digest in entry.detail.get("files", {}).items() if program.files.get(path, digest) != digest
-    )
+    then = entry.detail.get("files", {})
+    # Without a digest a file changed while a program ran, and is neither one nor the other.
+    changed = sorted(path for path, digest in then.items() if digest and program.files.get(path, digest) not in ("", digest))
     if changed:
         more = f" and {len(changed) - 1} more files" if len(changed) > 1 else ""
         message = f"{changed[0]}{more} changed since this was built"

@@ -162,7 +162,7 @@ def _compiles(result: LaunchResult) -> int:
 
 def _hits(result: LaunchResult) -> int:
     programs = result.record.judged if result.record else ()
-    return sum(graph.hit for program in programs for graph in program.graphs)
+    return sum(graph.hit and graph.call is not None for program in programs for graph in program.graphs)
 
 
 def _compile_seconds(result: LaunchResult) -> float:
@@ -217,7 +217,11 @@ def _hints(result: LaunchResult) -> list[str]:
 
 def _summary(result: LaunchResult) -> str:
     programs = len(result.verdict.programs)
-    parts = [f"{programs} {_noun(result, programs)}", _count(_hits(result), "hit"), _count(_compiles(result), "compile")]
+    calls = sum(
+        graph.call is not None for program in (result.record.judged if result.record else ()) for graph in program.graphs
+    )
+    hits = f"{_hits(result)} of {_count(calls, 'call')} hit"
+    parts = [f"{programs} {_noun(result, programs)}", hits, _count(_compiles(result), "compile")]
     if result.record is None:
         parts = ["nothing was started"]
     if seconds := _compile_seconds(result):

@@ -347,7 +347,8 @@ def test_another_number_of_ranks_than_expected_is_a_finding_with_both_numbers(th
     said = [warm(rank(number, of=there)) for number in range(there)]
     verdict = judge(said, expectation(ranks=expected, said_by=f"--expect-ranks {expected}"))
     assert (verdict.kind, codes(verdict)) == (Kind.UNKNOWN, {Code.RANK_MISSING})
-    assert f"{there} ranks reported, and {expected} were expected (--expect-ranks {expected})" in messages(verdict)
+    ranks = "1 rank" if there == 1 else f"{there} ranks"
+    assert f"{ranks} reported, and {expected} were expected (--expect-ranks {expected})" in messages(verdict)
 
 
 def test_ranks_that_are_fewer_than_their_own_launcher_started_are_a_finding() -> None:
