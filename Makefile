@@ -3,6 +3,7 @@
 #   make demo                          the main job on examples/cpu.toml
 #   make test                          linters, types, import contracts, tests
 #   make demo TORCH=torch==2.14.1      the same with another torch, in an environment of its own
+#   make programs                      real programs, not written here: transformers and accelerate (300 MB)
 #   make contract                      what is believed of torch, held against 2.11.0, 2.13.0 and 2.14.1 (12 GB)
 
 PYTHON ?= python3
@@ -17,10 +18,10 @@ JOBS ?= 2
 
 # What is believed of torch and of threads in it: run for each version in an environment of its own.
 CONTRACT := tests/contract tests/toolchain/test_contract_torch.py tests/guard tests/docs/test_guard_page.py \
-  tests/main/test_lanes.py tests/main/test_hazards.py
+  tests/attach tests/main/test_lanes.py tests/main/test_hazards.py tests/main/test_steps.py tests/main/test_launch_lines.py
 VERSIONS ?= 2.11.0 2.13.0 2.14.1
 
-.PHONY: help venv demo test lint types contracts contract contract-one unit main bench format clean
+.PHONY: help venv demo test lint types contracts contract contract-one programs unit main bench format clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -59,6 +60,10 @@ contract:
 
 contract-one: venv
 	$(RUN) $(BIN)/python -m pytest $(CONTRACT) -n $(JOBS) --dist loadgroup
+
+programs: venv
+	$(BIN)/python -m pip install -q -e '.[dev,programs]'
+	$(RUN) $(BIN)/python -m pytest tests/programs
 
 unit: venv
 	$(RUN) $(BIN)/python -m pytest -m 'not torch'

@@ -112,6 +112,14 @@ def main(asked):
     if "dense" in asked:
         from torch.nn.attention.flex_attention import flex_attention
         flex_attention(*(torch.randn(1, 2, 64, 32) for _ in range(3)))  # DENSE
+    if "selective" in asked:
+        from functools import partial
+        from torch.nn.attention.flex_attention import flex_attention
+        from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+        contexts = partial(create_selective_checkpoint_contexts, [torch.ops.aten.mm.default])
+        q, k, v = (torch.randn(1, 2, 64, 32) for _ in range(3))
+        with torch.compiler.set_stance("force_eager"):
+            checkpoint(torch.compile(flex_attention), q, k, v, use_reentrant=False, context_fn=contexts)  # KEPT
     if "waits" in asked:
         open("here", "w").close()
         while not os.path.exists("go"):
@@ -294,6 +302,13 @@ def test_attention_that_is_not_compiled_in_one_branch_is_dense_with_its_line(lin
     assert f"solo.py:{line_of(SOLO, '# DENSE')} in main" in done.messages()
     (hazard,) = done.json["hazards"]
     assert any("solo.py" in line for line in hazard["stack"])
+
+
+def test_attention_that_a_selective_checkpoint_keeps_from_compiling_is_dense_by_evidence(lines: Flexwarm) -> None:
+    """The call goes through the wrapper of ``torch.compile``, so only what ran can tell."""
+    done = lines.run_json("verify", *solo("selective"))
+    assert (done.code, done.json["verdict"], done.codes()) == (8, "unsafe", {"dense-fallback"}), done.messages()
+    assert f"solo.py:{line_of(SOLO, '# KEPT')} in main" in done.messages()
 
 
 def test_a_python_that_leaves_the_observer_out_is_unknown_with_the_flag(lines: Flexwarm) -> None:
