@@ -1,7 +1,8 @@
 # Every target makes what it needs: on a fresh machine `make demo` or `make test` is the first command.
 #
 #   make demo                          the main job on examples/cpu.toml
-#   make test                          linters, types, import contracts, tests
+#   make test                          linters, types, import contracts, and all tests but the next two groups
+#   make launches                      launch lines, steps, record and replay, with the real torchrun
 #   make demo TORCH=torch==2.14.1      the same with another torch, in an environment of its own
 #   make programs                      real programs, not written here: transformers and accelerate (300 MB)
 #   make contract                      what is believed of torch, held against 2.11.0, 2.13.0 and 2.14.1 (12 GB)
@@ -19,9 +20,12 @@ JOBS ?= 2
 # What is believed of torch and of threads in it: run for each version in an environment of its own.
 CONTRACT := tests/contract tests/toolchain/test_contract_torch.py tests/guard tests/docs/test_guard_page.py \
   tests/attach tests/main/test_lanes.py tests/main/test_hazards.py tests/main/test_steps.py tests/main/test_launch_lines.py
+# Each starts several processes of torch; together they take longer than all other tests.
+LAUNCHES := tests/main/test_launch_lines.py tests/main/test_replay.py tests/main/test_record.py tests/main/test_steps.py \
+  tests/docs/test_launch_lines_page.py
 VERSIONS ?= 2.11.0 2.13.0 2.14.1
 
-.PHONY: help venv demo test lint types contracts contract contract-one programs unit main bench format clean
+.PHONY: help venv demo test lint types contracts contract contract-one launches programs unit main bench format clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -41,7 +45,10 @@ demo: venv
 	@sh examples/demo.sh $(BIN)/flexwarm
 
 test: lint types contracts
-	$(RUN) $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup
+	$(RUN) $(BIN)/python -m pytest $(addprefix --ignore=,$(LAUNCHES)) -n $(JOBS) --dist loadgroup
+
+launches: venv
+	$(RUN) $(BIN)/python -m pytest $(LAUNCHES) -n $(JOBS) --dist loadgroup
 
 lint: venv
 	$(BIN)/ruff check .

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, BinaryIO
 
 from flexwarm import events, reaper
-from flexwarm.errors import UsageError
+from flexwarm.errors import StoreError, UsageError
 from flexwarm.events import Bye, Event, Hang, Refused
 from flexwarm.files import list_names
 from flexwarm.launch import POLL_SECONDS, reaping
@@ -34,9 +34,9 @@ LEFT_SECONDS = 5.0
 REMOTE_SECONDS = 5.0
 #: Between two looks at the processes; importing torch takes longer.
 LOOK_SECONDS = 0.25
-#: How often one process is asked whether it has torch loaded; one that has not after so many looks will not.
-LOOKS = 400
-#: In so many looks in a row torch must be there: between fork and exec every process of a torch program has it for a moment.
+#: After so many looks at one process that has no torch it is looked at more rarely, each so many looks.
+LOOKS, RARELY = 400, 20
+#: In so many looks in a row torch must be there: between fork and exec a child has its parent's for a moment.
 _SURE = 2
 
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
@@ -106,20 +106,24 @@ def run_command(
     began = time.monotonic()
     reaper.adopt_orphans()
     others = frozenset(reaper.children(os.getpid()))
-    with reaping(run_id) as helper:
-        popen = _start(argv, {**environ, reaper.MARKER: run_id}, conditions.stdout)
+    with reaping(run_id) as helper, contextlib.ExitStack() as held:
+        # From before its start on: a signal that came in between would end us and leave the command.
+        mask = held.enter_context(_signals_held())
+        popen = _start(argv, {**environ, reaper.MARKER: run_id}, conditions.stdout, mask)
         watch = _Watch(popen, directory, others | {helper}, on_event)
         supervision = _Supervision(watch, conditions, began)
         try:
-            with _signals_held():
+            try:
                 supervision.until_ended()
+            finally:
+                held.close()
         finally:
             if not (conditions.patient and supervision.ended is Ended.BY_ITSELF):
                 reaper.kill_run(run_id)
                 reaper.kill_descendants(others | {helper})
-            if popen.poll() is None:
-                popen.kill()
-            popen.wait()
+                if popen.poll() is None:
+                    popen.kill()
+            popen.wait()  # a real job's end, also where it is our own supervision that failed
             watch.read()
             watch.close()
     return CommandRun(
@@ -133,17 +137,25 @@ def run_command(
     )
 
 
-def _start(argv: Sequence[str], environ: Mapping[str, str], stdout: IO[str] | None) -> subprocess.Popen[bytes]:
-    def own_group() -> None:
-        os.setpgrp()
+def _start(
+    argv: Sequence[str], environ: Mapping[str, str], stdout: IO[str] | None, mask: set[int | signal.Signals]
+) -> subprocess.Popen[bytes]:
+    # In the foreground of a terminal it stays in our group: Ctrl-C and Ctrl-Z reach it as if it ran without us.
+    own_group = not _in_foreground()
+
+    def prepare() -> None:
+        if own_group:
+            os.setpgrp()
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     try:
         return subprocess.Popen(
             list(argv),
             env=dict(environ),
             stdout=stdout,
-            # In the foreground of a terminal it stays in our group: Ctrl-C and Ctrl-Z reach it as if it ran without us.
-            preexec_fn=None if _in_foreground() else own_group,
+            # What we were given beside the three, it gets; our own are not inherited by anybody.
+            close_fds=False,
+            preexec_fn=prepare,
         )
     except (FileNotFoundError, NotADirectoryError) as error:
         raise UsageError(
@@ -164,11 +176,11 @@ def _in_foreground() -> bool:
 
 
 @contextlib.contextmanager
-def _signals_held() -> Iterator[None]:
-    """Signals wait until they are asked for, with who sent them; the command, which is started before, has them as always."""
+def _signals_held() -> Iterator[set[int | signal.Signals]]:
+    """Signals wait until they are asked for, with who sent them. Yields what was blocked before, for the command."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _PASSED_ON)
     try:
-        yield
+        yield before
     finally:
         # What has come and was not taken is dealt with as at any other time.
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -270,11 +282,19 @@ class _File:
 
 @dataclass(slots=True)
 class _Process:
-    """A process of the run that was seen alive."""
+    """A process of the run that was seen alive.
+
+    Attributes:
+        image: which program it ran at the last look: see :func:`flexwarm.reaper.image`; ``argv`` is that one's command line.
+        torch: looks in a row that found torch loaded in that one.
+        used: image -> command line, of those that surely had it.
+    """
 
     started: int
-    argv: tuple[str, ...]
-    torch: int = 0  # looks in a row that found it loaded
+    image: int = 0
+    argv: tuple[str, ...] = ()
+    torch: int = 0
+    used: dict[int, tuple[str, ...]] = field(default_factory=dict)
     looks: int = 0
     gone_unix: float | None = None
 
@@ -289,6 +309,11 @@ class _Watch:
         self._files: dict[str, _File] = {}
         self._processes: dict[int, _Process] = {}
         self._past: list[tuple[int, _Process]] = []
+        #: Of the programs that said who they are, and of what they forked: the images, and (pid, when it was started) of all
+        #: and of those that could not tell theirs.
+        self._images: set[int] = set()
+        self._known: set[tuple[int, int]] = set()
+        self._imageless: set[tuple[int, int]] = set()
         self._next_look = 0.0
         self._host = socket.gethostname()
         self.held = self.hung = False
@@ -304,18 +329,33 @@ class _Watch:
     # ---- what is said --------------------------------------------------------------------------------------------------
 
     def read(self) -> None:
-        """Read the whole lines that have arrived since the last call."""
-        for name in sorted(list_names(self._directory)):
+        """Read the whole lines that have arrived since the last call.
+
+        What cannot be read now is tried again at the next call: a store that is deleted, or a disk that fails for a moment,
+        must not end the user's job. What nobody reads in the end is missing evidence.
+        """
+        names: list[str] = []
+        with contextlib.suppress(StoreError):
+            names = sorted(list_names(self._directory))
+        for name in names:
             if name.endswith(".jsonl") and name not in self._files:
                 path = self._directory / name
-                with contextlib.suppress(FileNotFoundError):  # who deletes the store must not end the user's job
+                with contextlib.suppress(OSError):
                     self._files[name] = _File(path=path, stream=path.open("rb"))
         for file in self._files.values():
-            data = file.rest + file.stream.read()
+            data = file.rest
+            with contextlib.suppress(OSError):
+                data += file.stream.read()
             *lines, file.rest = data.split(b"\n")
             for line in lines:
                 event = _event(line, file.path)
                 file.said.append(event)
+                if isinstance(event, (Program, Forked)):
+                    self._known.add((event.pid, event.started))
+                    if event.image:
+                        self._images.add(event.image)
+                    else:
+                        self._imageless.add((event.pid, event.started))
                 # A rank that is stopped on another node will not come to the next collective, and ours would wait for it.
                 self.held |= isinstance(event, Held) or (isinstance(event, Nodes) and bool(event.missed.keys() - {event.own}))
                 self.hung |= isinstance(event, Hang)
@@ -357,12 +397,18 @@ class _Watch:
         alive = set(self.alive())
         self._note_gone(self._processes.keys() - alive)
         for pid in alive - self._processes.keys():
-            self._processes[pid] = _Process(started=reaper.started(pid), argv=())
+            self._processes[pid] = _Process(started=reaper.started(pid))
         for pid, process in self._processes.items():
-            if process.looks < LOOKS and pid not in programs:
-                process.looks += 1
+            image = reaper.image(pid)
+            if image != process.image:
+                process.image, process.argv, process.torch, process.looks = image, (), 0, 0
+            process.looks += 1
+            often = process.looks < LOOKS or process.looks % RARELY == 0
+            if image not in process.used and often and not self._is_known(pid, process, image):
                 process.torch = process.torch + 1 if _has_torch(pid) else 0
                 process.argv = _argv(pid) or process.argv
+                if process.torch >= _SURE:
+                    process.used[image] = process.argv
         reaper.reap_adopted(self._others | {self.pid})
         # A look at very many processes must not become a load itself.
         self._next_look = time.monotonic() + max(LOOK_SECONDS, 20 * (time.monotonic() - began))
@@ -384,16 +430,21 @@ class _Watch:
 
     def unseen(self) -> tuple[Unseen, ...]:
         """Processes that had torch loaded, wrote no file, and were not forked from one that did."""
-        known = {(e.pid, e.started) for file in self._files.values() for e in file.said if isinstance(e, (Program, Forked))}
         known_pids = {int(name.partition(".")[0]) for name in self._files if name.partition(".")[0].isdigit()}
         return tuple(
-            Unseen(pid=pid, argv=process.argv)
+            Unseen(pid=pid, argv=argv)
             for pid, process in self._all()
-            if process.torch >= _SURE
-            and (pid, process.started) not in known
+            for image, argv in process.used.items()
+            if not self._is_known(pid, process, image)
             and pid not in known_pids
-            and not any(helper in argument for argument in process.argv for helper in _HELPERS)
+            and not any(helper in argument for argument in argv for helper in _HELPERS)
         )
+
+    def _is_known(self, pid: int, process: _Process, image: int) -> bool:
+        """Whether that program said who it is, or was forked from one that did."""
+        name = (pid, process.started)
+        # Where either side could not tell the image, it is the process that counts.
+        return image in self._images if image and name not in self._imageless else name in self._known
 
 
 def _event(line: bytes, path: Path) -> Event:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from flexwarm.events import Answer, Compiled, Dense, Hazard, JobFailed, JobStopped, Layer, Lookup
-from flexwarm.hazards import HazardCode
+from flexwarm.hazards import SAID_AT_MOST, HazardCode
 from flexwarm.plan import Job
 from flexwarm.reasons import Code, Reason, hazard
 from flexwarm.record import End, Exit, JobRecord, Record, WorkerRecord
@@ -80,7 +80,7 @@ def seen_hazard_reasons(hazards: Sequence[Hazard]) -> list[Reason]:
         found.setdefault((seen.code, seen.owner, "" if seen.owner else seen.message), []).append(seen)
     reasons = []
     for alike in found.values():
-        times = f" ({len(alike)} times)" if len(alike) > 1 else ""
+        times = f" ({len(alike)} {'or more ' if len(alike) >= SAID_AT_MOST else ''}times)" if len(alike) > 1 else ""
         reasons.append(hazard(alike[0].code, alike[0].message + times))
     return reasons
 
@@ -252,7 +252,8 @@ def dense_reasons(dense: Sequence[Dense]) -> list[Reason]:
     # Flex called on its own is run through code that torch generates; a line of that tells nobody anything.
     lines = [line for line in first.stack if not line.startswith("<")] or first.stack
     where = f", called from {lines[-1]}" if lines else ""
-    message = f"{len(dense)} calls materialised the score matrix of a query {first.shape}{where}"
+    number = f"{len(dense)} {'or more ' if len(dense) >= SAID_AT_MOST else ''}calls"
+    message = f"{number} materialised the score matrix of a query {first.shape}{where}"
     return [hazard(HazardCode.DENSE_FALLBACK, message)]
 
 

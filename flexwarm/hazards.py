@@ -7,6 +7,9 @@ from typing import Final
 
 from flexwarm.canonical import StrEnum
 
+#: Hazards of one kind that one job, or one thread of a program, says; what is beyond is the same again.
+SAID_AT_MOST: Final = 50
+
 
 class HazardCode(StrEnum):
     """A hazard. Its text is a reason's code as well."""

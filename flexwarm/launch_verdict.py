@@ -13,7 +13,7 @@ from flexwarm.events import Answer, Layer, Lookup
 from flexwarm.hazards import HazardCode
 from flexwarm.nodes import NodeFinding
 from flexwarm.program_events import Raised
-from flexwarm.programs import Ended, GraphRecord, LaunchRecord, ProgramRecord, signature_groups
+from flexwarm.programs import Ended, GraphRecord, LaunchRecord, ProgramRecord, is_rank, signature_groups
 from flexwarm.reasons import Code, Kind, Reason, hazard, is_hazard, weigh
 from flexwarm.verdict import Outcome, outcome_of
 
@@ -77,7 +77,7 @@ def judge_verified_launch(record: LaunchRecord, expected: Expectation, notes: Ma
     Args:
         notes: identity of a program -> why it might miss; they count only for one that did.
     """
-    programs = []
+    programs: list[ProgramVerdict] = []
     hits = _hits_by_identity(record)
     for program in record.judged:
         reasons = [reason for graph in program.graphs for reason in _miss_reasons(graph)]
@@ -91,7 +91,9 @@ def judge_verified_launch(record: LaunchRecord, expected: Expectation, notes: Ma
         if missed or any(reason.code is Code.KEY_NOT_LISTED for reason in reasons):
             reasons += notes.get(program.identity, ())
         programs.append(_concluded(program, reasons))
-    return _judge(record, expected, programs, best=Kind.WARM, cold_nodes=True)
+    ended_well = record.ended is Ended.BY_ITSELF and record.status == 0 and all(x.record.said_bye for x in programs)
+    absent = _absent_reasons(expected, hits) if ended_well else []
+    return _judge(record, expected, programs, absent, best=Kind.WARM, cold_nodes=True)
 
 
 def judge_built_launch(record: LaunchRecord, expected: Expectation, stored: Set[tuple[str, str]]) -> LaunchVerdict:
@@ -126,12 +128,13 @@ def _judge(
     record: LaunchRecord,
     expected: Expectation,
     programs: Sequence[ProgramVerdict],
+    more: Sequence[Reason] = (),
     *,
     best: Kind,
     cold_nodes: bool = False,
 ) -> LaunchVerdict:
     """``cold_nodes``: that nothing was built on another node speaks against the launch; in a build it is what is expected."""
-    reasons = _node_reasons(record, cold_nodes) + _command_reasons(record) + _coverage_reasons(record, expected)
+    reasons = [*_node_reasons(record, cold_nodes), *_command_reasons(record), *_coverage_reasons(record, expected), *more]
     every = [*reasons, *(reason for program in programs for reason in program.reasons)]
     if expected.disk and not any(reason.code in _COMPILING for reason in every):
         names = ", ".join(expected.disk[:3]) + (f" and {len(expected.disk) - 3} more" if len(expected.disk) > 3 else "")
@@ -273,10 +276,11 @@ def _evidence_reasons(program: ProgramRecord) -> list[Reason]:
     """Each graph must have been asked for, and torch's own counters must say what was seen of the questions."""
     reasons = []
     for graph in program.graphs:
-        if graph.call is None:
+        asked = {lookup.layer for lookup in graph.lookups}
+        if graph.call is None and Layer.FX not in asked:
             continue
         for layer in (Layer.AOT, Layer.FX):
-            if not any(lookup.layer is layer for lookup in graph.lookups):
+            if layer not in asked:
                 reasons.append(
                     Reason(
                         code=Code.NO_EVIDENCE,
@@ -329,18 +333,33 @@ def _key_reasons(program: ProgramRecord, expected: Expectation, alike: Set[tuple
         )
         for layer, key in sorted(hits - expected.listed)
     ]
-    missing = sorted(expected.recorded.get(program.identity, frozenset()) - alike)
-    if missing:
-        layer, key = missing[0]
-        more = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
-        reasons.append(
-            Reason(
-                code=Code.KEY_NOT_SEEN,
-                message=f"the build of this line recorded {layer} key {evidence.short(key)}{more}, and it was not asked for",
-                hint="does the program make other calls each time? build and verify with enough steps to make them all",
-            )
+    return [*reasons, *_unseen_reasons("", expected.recorded.get(program.identity, frozenset()) - alike)]
+
+
+def _absent_reasons(expected: Expectation, hits: Mapping[str, Set[tuple[str, str]]]) -> list[Reason]:
+    """What a program of this line's build recorded, where no such program made a call, and no other one asked for it.
+
+    Ranks are counted, and may be on another node; a program whose command line is another one each time asks for the same.
+    """
+    asked = frozenset[tuple[str, str]]().union(*hits.values())
+    absent = {name: keys - asked for name, keys in expected.recorded.items() if name not in hits and not is_rank(name)}
+    return [reason for name, keys in sorted(absent.items()) for reason in _unseen_reasons(f" of {name}", keys)]
+
+
+def _unseen_reasons(of: str, keys: Set[tuple[str, str]]) -> list[Reason]:
+    """Keys that this line's build recorded, and nobody asked for; ``of``: of whom, with a space before it."""
+    missing = sorted(keys)
+    if not missing:
+        return []
+    layer, key = missing[0]
+    more = f", and {len(missing) - 1} more" if len(missing) > 1 else ""
+    return [
+        Reason(
+            code=Code.KEY_NOT_SEEN,
+            message=f"the build of this line recorded {layer} key {evidence.short(key)}{more}{of}, and it was not asked for",
+            hint="does the program make other calls each time? build and verify with enough steps to make them all",
         )
-    return reasons
+    ]
 
 
 def _graph_lookups(program: ProgramRecord) -> list[Lookup]:
@@ -413,6 +432,13 @@ def _coverage_reasons(record: LaunchRecord, expected: Expectation) -> list[Reaso
         )
     if record.ended is not Ended.BY_ITSELF:
         return reasons
+    for program in record.programs:
+        # A data loader that a rank leaves behind makes no calls.
+        beside = program.is_compile_worker or (program.rank is not None and not program.used_torch)
+        if program.program.pid in record.left and not program.said_bye and not beside:
+            message = f"{program.name} was still running when the command ended, and what it would have called is not known"
+            hint = "let the line wait for all that it starts"
+            reasons.append(Reason(code=Code.NO_EVIDENCE, message=message, hint=hint))
     # A command that failed has its reason already.
     if not any(program.used_torch for program in record.programs) and (record.status == 0 or expected.blind):
         blind = f": {expected.blind}" if expected.blind else ""

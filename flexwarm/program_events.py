@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, Final, TypeAlias
+
+#: In the command line of Inductor's own helpers, which compile for the program that started them; that one says what they did.
+COMPILE_WORKER: Final = "compile_worker"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,6 +16,7 @@ class Program:
 
     Attributes:
         started: when the kernel started it, in clock ticks since boot; with the pid it names one process.
+        image: which of the programs that the process runs one after the other: see :func:`flexwarm.reaper.image`.
         argv: its command line.
         components: as :attr:`flexwarm.events.Hello.components`.
         environ: the variables that enter keys or choose code.
@@ -33,6 +37,7 @@ class Program:
     environ: Mapping[str, str]
     place: Mapping[str, int]
     forked_from: int | None
+    image: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +48,7 @@ class Forked:
     t: float
     pid: int
     started: int
+    image: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

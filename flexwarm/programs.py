@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -11,9 +12,11 @@ from flexwarm.canonical import StrEnum, digest
 from flexwarm.commandline import title
 from flexwarm.events import Answer, Bye, Compiled, Dense, Event, Hang, Hazard, Layer, Lookup, Refused, Settings, Sources
 from flexwarm.nodes import NodeFacts
-from flexwarm.program_events import Called, Held, Moved, Nodes, Placed, Program, Raised, Spent, Summary
+from flexwarm.program_events import COMPILE_WORKER, Called, Held, Moved, Nodes, Placed, Program, Raised, Spent, Summary
 
 E = TypeVar("E")
+
+_RANK = "rank"
 
 
 class Ended(StrEnum):
@@ -104,7 +107,12 @@ class ProgramRecord:
     @property
     def identity(self) -> str:
         """The same in each run of one launch line: the rank, or the command line where there is none."""
-        return f"rank {self.rank}" if self.rank is not None else title(self.program.argv)
+        return f"{_RANK} {self.rank}" if self.rank is not None else title(self.program.argv)
+
+    @property
+    def is_compile_worker(self) -> bool:
+        """Inductor's own helper, which says who it is and nothing more."""
+        return any(COMPILE_WORKER in argument for argument in self.program.argv)
 
     @property
     def used_torch(self) -> bool:
@@ -334,6 +342,11 @@ def _graphs(said: Iterable[Event]) -> tuple[GraphRecord, ...]:
         )
         for graph in found
     )
+
+
+def is_rank(identity: str) -> bool:
+    """Whether an identity is that of a rank, and not a command line."""
+    return re.fullmatch(rf"{_RANK} \d+", identity) is not None
 
 
 def signature_groups(programs: Sequence[ProgramRecord]) -> tuple[tuple[frozenset[str], tuple[ProgramRecord, ...]], ...]:

@@ -21,6 +21,7 @@ import time
 MARKER = "FLEXWARM_RUN"
 
 _PR_SET_CHILD_SUBREAPER = 36
+_ADDR_NO_RANDOMIZE = 0x0040000
 
 
 def members(run: str) -> list[int]:
@@ -106,6 +107,21 @@ def started(pid: int) -> int:
     try:
         with open(f"/proc/{pid}/stat") as file:
             return int(file.read().rpartition(")")[2].split()[19])
+    except OSError:
+        return 0
+
+
+def image(pid: int) -> int:
+    """Where the kernel put the stack of the program that a process runs: a forked child has the same, and what it puts in its
+    place with ``exec`` another one. 0 if that cannot be known, or where addresses are not random.
+    """
+    try:
+        with open(f"/proc/{pid}/personality") as file:
+            fixed = int(file.read(), 16) & _ADDR_NO_RANDOMIZE
+        with open("/proc/sys/kernel/randomize_va_space") as file:
+            fixed = fixed or file.read().strip() == "0"
+        with open(f"/proc/{pid}/stat") as file:
+            return 0 if fixed else int(file.read().rpartition(")")[2].split()[25])
     except OSError:
         return 0
 

@@ -28,6 +28,8 @@ LOOK_SECONDS = 0.5
 QUIET_SECONDS = 5.0
 #: Longest time for one question.
 ANSWER_SECONDS = 10.0
+#: How long the end of a program waits for the answer to a question under way: Python may not end a thread inside of torch.
+END_SECONDS = 2.0
 
 #: In the store. A number of each is the next one's; the text under it is JSON.
 _RANKS, _SAID, _NODE = "flexwarm/ranks", "flexwarm/said", "flexwarm/node"
@@ -44,10 +46,12 @@ class Meeting:
         self._missed: dict[str, str] = {}
         self._read = 0
         self._told: tuple[int, int] = (0, 0)
+        self._thread: threading.Thread | None = None
         self.after_fork()
 
     def after_fork(self) -> None:
         """In a forked child there is no thread, and a lock may be one that nobody lets go. What was begun is the parent's."""
+        self._thread = None
         self._telling = threading.Lock()
         self._wake, self._over, self._done = threading.Event(), threading.Event(), threading.Event()
 
@@ -64,7 +68,9 @@ class Meeting:
         return self._with_store(lambda store: self._start(store, group[1]))
 
     def _start(self, store: Any, world_size: int) -> None:
-        threading.Thread(target=self._run, args=([store], world_size), name="flexwarm-nodes", daemon=True).start()
+        thread = threading.Thread(target=self._run, args=([store], world_size), name="flexwarm-nodes", daemon=True)
+        thread.start()
+        self._thread = thread
 
     def wait(self, seconds: float) -> None:
         """Until this rank's node has told and heard everything, at most so long. Not for a user's program."""
@@ -77,10 +83,16 @@ class Meeting:
         if group is not None and group[1] > 1:
             self._with_store(lambda store: self._post(distributed.connect(store, ANSWER_SECONDS), missed=what))
 
-    def end(self) -> None:
-        """The program ends: say what is known. Nothing is asked any more, for rank 0 may be gone."""
+    def end(self, *, wait: bool) -> None:
+        """The program ends: say what is known. Nothing is asked any more, for rank 0 may be gone.
+
+        Args:
+            wait: for a question that is under way: the interpreter ends, and with it the thread.
+        """
         self._over.set()
         self._wake.set()
+        if wait and self._thread is not None:
+            self._thread.join(END_SECONDS)
         self._tell(last=True)
 
     def _with_store(self, act: Callable[[Any], None]) -> bool:

@@ -61,7 +61,9 @@ class ProgramRecorder(Recorder):
         self._warned: set[str] = set()
         self.subject_here: Callable[[], str] = lambda: ""
         self.before_hold: Callable[[], None] = lambda: None
-        super().__init__(self._path(), Purpose.VERIFY if observation.on_miss is OnMiss.FAIL else Purpose.BUILD)
+        self._file = self._path()
+        super().__init__(self._file, Purpose.VERIFY if observation.on_miss is OnMiss.FAIL else Purpose.BUILD)
+        self._identity = _identity(self._fd)
         super().emit(describe(None))
 
     def _path(self) -> Path:
@@ -74,7 +76,7 @@ class ProgramRecorder(Recorder):
         """In the child: one line to the parent's file. It gets a file of its own when it has something to say itself."""
         self._seating = threading.Lock()
         pid = os.getpid()
-        self._write(Forked(t=time.time(), pid=pid, started=reaper.started(pid)))
+        self._write(Forked(t=time.time(), pid=pid, started=reaper.started(pid), image=reaper.image(pid)))
 
     def emit(self, event: Event) -> None:
         """A file that cannot be written any more, on a full disk, is no reason to end a user's program.
@@ -83,20 +85,32 @@ class ProgramRecorder(Recorder):
         """
         if os.getpid() != self._pid:
             parent, self._pid = self._pid, os.getpid()
-            os.close(self._fd)
-            try:
-                self._fd = self._open(self._path())
-            except OSError:
-                self._fd, self._mute = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), True
+            if self._is_open():
+                os.close(self._fd)
+            self._file = self._path()
+            self._reopen()
             self._write(self._describe(parent))
         self._write(event)
 
     def _write(self, event: Event) -> None:
+        if not self._mute and not self._is_open():
+            self._reopen()
         if not self._mute:
             try:
                 super()._write(event)
             except OSError:
                 self._mute = True
+
+    def _is_open(self) -> bool:
+        """A program that closes all its descriptors, as a daemon does, may have opened a file of its own under our number."""
+        return _identity(self._fd) == self._identity
+
+    def _reopen(self) -> None:
+        try:
+            self._fd = self._open(self._file)
+            self._identity = _identity(self._fd)
+        except OSError:
+            self._mute = True
 
     @property
     def has_a_file(self) -> bool:
@@ -168,3 +182,12 @@ class ProgramRecorder(Recorder):
 
     def spent(self, seconds: float) -> None:
         self.emit(Spent(t=time.time(), job=self.job, graph=self.graph_here(), seconds=round(seconds, 3)))
+
+
+def _identity(descriptor: int) -> tuple[int, int] | None:
+    """Which file a descriptor is of; None if it is none."""
+    try:
+        status = os.fstat(descriptor)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino

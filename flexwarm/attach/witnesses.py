@@ -34,11 +34,8 @@ from flexwarm.observer import caches, compilers, dense, limits, sources, watchdo
 from flexwarm.observer.guard import GuardWatch
 from flexwarm.observer.torch_api import TorchApi, graphs
 from flexwarm.observer.torch_api.tracing import resolve_tracing
-from flexwarm.program_events import Called, Moved, Placed, Program, Raised, Summary
+from flexwarm.program_events import COMPILE_WORKER, Called, Moved, Placed, Program, Raised, Summary
 from flexwarm.request import Guard
-
-#: Inductor's own helpers compile for the program that started them, which says what they did.
-_COMPILE_WORKER = "compile_worker"
 
 _here: Attached | None = None
 
@@ -80,9 +77,11 @@ class Attached:
         self._last = ""
         self._began = time.time()
         self._ended = False
+        #: torch's counters as they came with a fork: what they say is of the parent.
+        self._inherited: dict[str, int] = {}
 
     def begin(self) -> None:
-        if any(_COMPILE_WORKER in argument for argument in _argv()):
+        if any(COMPILE_WORKER in argument for argument in _argv()):
             os.register_at_fork(after_in_child=self.recorder.after_fork)
             return
         recorder, api = self.recorder, self._api
@@ -97,15 +96,16 @@ class Attached:
         self._when("triton", lambda: compilers.watch_triton(recorder))
 
     def _when(self, module: str, action: Callable[[], None]) -> None:
-        def act() -> None:
-            try:
-                action()
-            except Exception as error:  # noqa: BLE001 - the program is the user's and goes on; the parent is told, and never green
-                hint = getattr(error, "hint", "") or "this is a bug in flexwarm; please report it"
-                text = str(error) or traceback.format_exc(limit=-3)
-                self.recorder.emit(Refused(t=time.time(), message=f"{module}: {text}", hint=hint))
+        imports.after(module, lambda: self._try(module, action))
 
-        imports.after(module, act)
+    def _try(self, what: str, action: Callable[[], None]) -> None:
+        """Do a part of the observer's work. If it fails, the program goes on; the parent is told, and never says green."""
+        try:
+            action()
+        except Exception as error:  # noqa: BLE001 - the program is the user's, and no error of ours may be one of its own
+            hint = getattr(error, "hint", "") or "this is a bug in flexwarm; please report it"
+            text = str(error) or traceback.format_exc(limit=-3)
+            self.recorder.emit(Refused(t=time.time(), message=f"{what}: {text}", hint=hint))
 
     # ---- what is watched -----------------------------------------------------------------------------------------------
 
@@ -125,7 +125,7 @@ class Attached:
     def _watch_inductor(self) -> None:
         compilers.watch_inductor(self._api, self.recorder)
         compilers.watch_processes(self.recorder)
-        graphs.observe_graphs(self._graph)
+        graphs.observe_graphs(lambda call: self._try(f"graph {call.graph}", lambda: self._graph(call)))
         # What a thread of a compiler's pool does is of the graph that was handed over last: compiles take turns.
         self.recorder.graph_here = lambda: graphs.current_graph() or self._last
         self.recorder.subject_here = self._subject_here
@@ -182,6 +182,7 @@ class Attached:
             environ=environment.key_variables(os.environ),
             place=dict(self._place),
             forked_from=forked_from,
+            image=reaper.image(os.getpid()),
         )
 
     def _follow_place(self) -> None:
@@ -212,8 +213,10 @@ class Attached:
 
         @functools.wraps(leave)
         def telling_exit(status: int) -> NoReturn:
-            self._end("os._exit")
-            leave(status)
+            try:
+                self._end("os._exit")
+            finally:
+                leave(status)
 
         @functools.wraps(replace)
         def telling_execv(path: Any, argv: Any, /) -> Any:
@@ -230,16 +233,25 @@ class Attached:
 
         @functools.wraps(hook)
         def telling_hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> Any:
-            frames = traceback.extract_tb(trace)
-            place = f"{frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""
-            self.recorder.emit(Raised(t=time.time(), error=kind.__name__, message=str(error)[:500], place=place))
+            self._try("the error of its end", lambda: self._raised(kind, error, trace))
             hook(kind, error, trace)
 
         sys.excepthook = telling_hook
 
+    def _raised(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        frames = traceback.extract_tb(trace)
+        place = f"{frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""
+        try:
+            message = str(error)[:500]
+        except Exception:  # noqa: BLE001 - an error may fail to say what it is
+            message = ""
+        self.recorder.emit(Raised(t=time.time(), error=kind.__name__, message=message, place=place))
+
     def _after_fork(self) -> None:
         self.recorder.after_fork()
         self.meeting.after_fork()
+        self._settings, self._called, self._last = {}, {}, ""
+        self._inherited = self._count()
         if self.guard is not None:
             self.guard.after_fork()
 
@@ -247,17 +259,23 @@ class Attached:
         if self._ended or not self.recorder.has_a_file:
             return
         self._ended = how != "exec"
-        self.meeting.end()
+        self._try("its end", lambda: self._tell_end(how))
+        self.recorder.emit(Bye(t=time.time()))
+
+    def _tell_end(self, how: str) -> None:
         recorder = self.recorder
+        self.meeting.end(wait=how == "exit")
         self._follow_variables()
         if self._called:
             self._judge_settings()
             if self.guard is not None and how == "exit":
                 self.guard.at_rest()
             self._tell_sources()
-        counters = caches.read_counters(self._api) if "torch._dynamo.utils" in sys.modules else {}
+        counters = {name: count - self._inherited.get(name, 0) for name, count in self._count().items()}
         recorder.emit(Summary(t=time.time(), counters=counters, checks=recorder.checks(), how=how))
-        recorder.emit(Bye(t=time.time()))
+
+    def _count(self) -> dict[str, int]:
+        return caches.read_counters(self._api) if "torch._dynamo.utils" in sys.modules else {}
 
     def _tell_sources(self) -> None:
         """The program's own files, as they were when it imported them: not those of packages, of flexwarm or of the cache."""

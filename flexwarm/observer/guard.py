@@ -12,14 +12,12 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 from flexwarm.events import Hazard
-from flexwarm.hazards import HazardCode
+from flexwarm.hazards import SAID_AT_MOST, HazardCode
 from flexwarm.observer import threads
 from flexwarm.observer.recorder import Recorder
 from flexwarm.observer.torch_api import tracing
 from flexwarm.observer.torch_api.tracing import Fate, TracingApi
 
-#: Hazards of one kind that one job says; what is beyond is the same again.
-SAID_AT_MOST = 50
 #: A flag counts as left behind when it is seen so often, with such pauses, and nobody traces.
 LOOKS, LOOK_SECONDS = 5, 0.02
 #: A trace that ended so shortly before a call was looked into was under way when the call was made.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -27,7 +27,7 @@ from flexwarm.ops.launch_line import (
     prepare_launch,
     result_of,
 )
-from flexwarm.programs import LaunchRecord, ProgramRecord
+from flexwarm.programs import LaunchRecord, ProgramRecord, is_rank
 from flexwarm.reasons import Kind, Reason, weigh
 
 #: How long one try for the bucket's lock takes, before it is looked again whether its holder can be joined.
@@ -111,6 +111,8 @@ class _Build:
             publish.mark_building(bucket, self._id, joinable=True)
             before = inventory.snapshot(bucket)
             record, verdict = _run(prepared, self._options, self._environ, self._watcher, known)
+            # Whoever came now would wait for ranks that have ended.
+            publish.mark_building(bucket, self._id)
             with self._lock(bucket.join_lock, bucket.join_holder):
                 parts, failures = joining.collect(bucket, self._id)
                 written = bool(inventory.changed(before, inventory.snapshot(bucket)))
@@ -184,6 +186,7 @@ def _publish(prepared: PreparedLaunch, parts: Sequence[joining.Part], known: Man
             old = jobs.get(entry.share)
             same = old is not None and old.keys == entry.keys and old.detail == entry.detail and not written
             jobs[entry.share] = old if same and old is not None else entry
+    jobs = retired(jobs, prepared.digest, {entry.detail["program"] for part in parts for entry in part.entries})
     if known is not None and not written and jobs == dict(known.jobs):
         return known
     published = Manifest(
@@ -196,6 +199,20 @@ def _publish(prepared: PreparedLaunch, parts: Sequence[joining.Part], known: Man
     )
     manifest.save(prepared.machine.bucket, published)
     return published
+
+
+def retired(jobs: Mapping[str, JobEntry], line: str, recorded: Set[str]) -> dict[str, JobEntry]:
+    """Of programs that the line starts no more: what they stored stays vouched for, and nobody has to ask for it again.
+
+    Args:
+        line: digest of the line that was built.
+        recorded: the programs that made calls in this build. Ranks that are not among them may be on other nodes.
+    """
+    kept = {}
+    for share, job in jobs.items():
+        gone = job.detail.get("line") == line and not is_rank(job.detail["program"]) and job.detail["program"] not in recorded
+        kept[share] = replace(job, detail={**job.detail, "line": ""}) if gone else job
+    return kept
 
 
 def _entry(prepared: PreparedLaunch, program: ProgramRecord, now: str) -> JobEntry:

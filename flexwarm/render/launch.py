@@ -220,7 +220,7 @@ def _summary(result: LaunchResult) -> str:
     calls = sum(
         graph.call is not None for program in (result.record.judged if result.record else ()) for graph in program.graphs
     )
-    hits = f"{_hits(result)} of {_count(calls, 'call')} hit"
+    hits = f"{_hits(result)}/{_count(calls, 'call')} hit"
     parts = [f"{programs} {_noun(result, programs)}", hits, _count(_compiles(result), "compile")]
     if result.record is None:
         parts = ["nothing was started"]
@@ -230,7 +230,7 @@ def _summary(result: LaunchResult) -> str:
         parts.append(_count(hazards, "hazard"))
     parts.append(duration(result.seconds))
     if result.bucket_bytes is not None:
-        parts.append(f"bucket {result.bucket[:8]} holds {size(result.bucket_bytes)} in {result.bucket_files} files")
+        parts.append(f"bucket {result.bucket[:8]} holds {size(result.bucket_bytes)}")
     if result.remedy != Guard.REPORT.value:
         parts.append(f"guard {result.remedy}")
     return f" ({', '.join(parts)})"

@@ -144,12 +144,36 @@ def test_a_disk_that_is_full_from_the_beginning_ends_no_program(bench: Bench) ->
 def test_who_could_not_say_something_says_nothing_more_and_so_not_how_it_ended(bench: Bench) -> None:
     """What is missing in between could have been a hazard."""
     text = (
-        "held, full = made._fd, os.open('/dev/full', os.O_WRONLY)\n"
-        "made._fd = full\nmade.emit(bye())\nmade._fd = held\nmade.emit(bye())\nprint('done')"
+        "import resource\nfree = resource.getrlimit(resource.RLIMIT_FSIZE)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1, free[1]))\nmade.emit(bye())\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, free)\nmade.emit(bye())\nprint('done')"
     )
     done = bench.run(text)
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
     assert bench.kinds() == [["program"]]
+
+
+#: As a daemon does, and then opens a file of its own, which gets the first number that is free.
+CLOSED = "os.closerange(3, 64)\nown = [os.open('own', os.O_RDWR | os.O_CREAT) for _ in range(8)]\n"
+
+
+def test_a_program_that_closes_all_its_files_finds_nothing_of_ours_in_its_own(bench: Bench) -> None:
+    done = bench.run(CLOSED + "made.emit(bye())\nmade.emit(bye())\nprint(os.path.getsize('own'))")
+    assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr
+    assert bench.kinds() == [["program", "bye", "bye"]]
+
+
+def test_a_forked_child_that_closes_all_its_files_keeps_its_own(bench: Bench) -> None:
+    done = bench.run(
+        "os.register_at_fork(after_in_child=made.after_fork)\npid = os.fork()\n"
+        "if not pid:\n"
+        + "".join(f"    {line}\n" for line in CLOSED.splitlines())
+        + "    made.emit(bye())\n    for fd in own:\n        os.fstat(fd)\n"
+        "    assert not os.path.getsize('own')\n    os._exit(0)\n"
+        "assert os.waitpid(pid, 0)[1] == 0\n"
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(bench.kinds()) == [["program", "bye"], ["program", "forked"]]
 
 
 def test_a_fork_whose_directory_is_gone_ends_no_program(bench: Bench) -> None:

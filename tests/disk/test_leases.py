@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -191,7 +192,9 @@ bucket = Bucket(root=Path(sys.argv[1]), digest=sys.argv[2])
 with leases.hold(bucket, command="x", wait_seconds=0, notify=print):
     print(len(leases.holders(bucket)))
 """
-    for parent in (bucket.root, *tmp_path.parents[:2], tmp_path):
+    for parent in (bucket.root, tmp_path, *tmp_path.parents):
+        if parent == Path(tempfile.gettempdir()):
+            break
         parent.chmod(0o755)
     with leased(bucket), lease(bucket):
         args = [sys.executable, "-c", script, str(bucket.root), bucket.digest]

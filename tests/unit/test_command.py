@@ -146,6 +146,17 @@ def test_output_passes_through_and_the_status_is_the_commands_own(driver: Driver
     assert (out, err) == ("out\n", "err\n")
 
 
+def test_a_file_that_the_shell_opened_for_the_command_reaches_it(driver: Driver, tmp_path: Path) -> None:
+    argv = driver.argv(["sh", "-c", "echo kept >&3; ls /proc/self/fd"])
+    shell = ["sh", "-c", 'exec 3> "$0"; exec "$@"', str(tmp_path / "three"), *argv]
+    done = subprocess.run(
+        shell, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
+    )
+    assert (tmp_path / "three").read_text() == "kept\n"
+    # The fourth is that of `ls` itself.
+    assert done.stdout.split() == ["0", "1", "2", "3", "4"]
+
+
 def test_a_signal_that_ended_the_command_is_minus_its_number(driver: Driver) -> None:
     assert driver.shell("kill -9 $$")["status"] == -signal.SIGKILL
 
@@ -185,6 +196,13 @@ def test_a_signal_is_passed_on_and_the_command_ends_in_its_own_way(driver: Drive
     answer = driver.answer()
     assert out == f"{signum.name}\n", err
     assert (answer["status"], answer["ended"], answer["signum"]) == (int(signum), "INTERRUPTED", int(signum))
+
+
+def test_signals_that_wait_in_flexwarm_do_not_wait_in_the_command(driver: Driver) -> None:
+    """They wait from before its start on: one that came in between would end flexwarm and leave the command."""
+    with open("/proc/self/status") as file:
+        (ours,) = (line for line in file.read().splitlines() if line.startswith("SigBlk"))
+    assert driver(["grep", "SigBlk", "/proc/self/status"])[1].strip() == ours
 
 
 def test_a_signal_that_asks_for_no_end_is_passed_on_and_changes_nothing(driver: Driver) -> None:
@@ -373,6 +391,24 @@ def test_whoever_deletes_the_store_does_not_end_a_real_job(driver: Driver) -> No
     assert (answer["status"], answer["ended"]) == (4, "BY_ITSELF")
 
 
+def test_a_store_that_cannot_be_read_for_a_moment_does_not_end_a_real_job_and_hides_nothing(driver: Driver) -> None:
+    """A directory in the place of a file is an error to open, and its name one to list, whoever asks."""
+    away = "mv $DIR $DIR.away; touch $DIR; sleep 0.2; rm $DIR; mv $DIR.away $DIR"
+    unreadable = "mkdir $DIR/b.events.jsonl; sleep 0.2; rmdir $DIR/b.events.jsonl"
+    script = f"{driver.say('a', here())}; {away}; {unreadable}; {driver.say('b', *warm())}; sleep 0.2; exit 4"
+    answer = driver.shell(script, patient=True)
+    assert (answer["status"], answer["ended"]) == (4, "BY_ITSELF")
+    assert [len(said) for said in answer["programs"]] == [1, 6]
+
+
+def test_a_real_job_goes_on_to_its_end_also_where_its_supervision_fails(driver: Driver) -> None:
+    argv = driver.argv(["sh", "-c", f"{driver.say('a', here())}; sleep 0.5; touch $DIR/done"], patient=True)
+    argv[2] = argv[2].replace("said.append(event.KIND)", "1 / 0")
+    done = subprocess.run(argv, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60)
+    assert "ZeroDivisionError" in done.stderr
+    assert (driver.directory / "done").exists()
+
+
 @pytest.mark.parametrize("patient", [True, False])
 def test_a_program_that_is_held_at_a_miss_ends_the_run_once_others_have_said_theirs(driver: Driver, patient: bool) -> None:
     driver.seconds["SETTLE_SECONDS"] = 1.0
@@ -459,10 +495,62 @@ if os.fork() == 0:
     assert (answer["unseen"], answer["programs"]) == ([], [["program", "forked"]])
 
 
+#: Says that it is observed, as a parent does of a forked child, and puts a program that is not in its place.
+REPLACED = """
+import os, subprocess, sys
+from flexwarm import reaper
+from flexwarm.events import to_line
+from flexwarm.program_events import Forked
+from tests.launches import program
+def say(event):
+    with open(os.environ["DIR"] + "/a.events.jsonl", "a") as file:
+        file.write(to_line(event))
+def who():
+    me = os.getpid()
+    return {"pid": me, "started": reaper.started(me), "image": reaper.image(me)}
+say(program(**who()))
+blind = [sys.executable, "-c", sys.argv[1], sys.argv[2]]
+"""
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        "os.execv(blind[0], blind)",
+        "subprocess.run(blind, preexec_fn=lambda: say(Forked(t=0, **who())))",
+    ],
+)
+def test_a_program_that_an_observed_one_puts_in_its_place_is_not_observed_by_that(
+    driver: Driver, library: str, start: str
+) -> None:
+    answer = driver([*python(REPLACED + start), LOADED + WAITS, library], limit_seconds=3.0)[0]
+    assert [argv for _, argv in answer["unseen"]] == [[*python(LOADED + WAITS), library]]
+
+
+def test_a_program_is_told_by_where_its_stack_is_unless_that_is_the_same_for_all() -> None:
+    def image_of(*argv: str) -> int:
+        with subprocess.Popen([*argv, "sleep", "1000"]) as process:
+            until(lambda: "sleep" in (Path(f"/proc/{process.pid}/comm").read_text()))
+            found = reaper.image(process.pid)
+            process.kill()
+        return found
+
+    assert len({reaper.image(os.getpid()), image_of("env"), image_of("env")}) == 3
+    assert reaper.image(os.getpid()) == reaper.image(os.getpid()) != 0
+    assert image_of("setarch", "-R") == 0
+    assert reaper.image(2**22 + 1) == 0
+
+
+def test_a_process_that_loads_torch_late_is_looked_at_still(driver: Driver, library: str) -> None:
+    driver.seconds |= {"LOOKS": 2, "RARELY": 2}
+    answer = driver([*python("import time\ntime.sleep(1)\n" + LOADED + WAITS), library], limit_seconds=3.0)[0]
+    assert len(answer["unseen"]) == 1
+
+
 def test_a_process_that_has_torch_only_on_its_way_to_another_program_is_none_of_those(driver: Driver, library: str) -> None:
     """Between fork and exec every compiler that a program starts looks like that program."""
-    replaced = "time.sleep(0.3)\nos.execvp('sleep', ['sleep', '1000'])\n"
-    assert driver([*python(LOADED + replaced), library], limit_seconds=2.0)[0]["unseen"] == []
+    replaced = "if os.fork() == 0:\n    time.sleep(0.3)\n    os.execvp('sleep', ['sleep', '1000'])\n"
+    assert driver([*python(REPLACED + LOADED + replaced + WAITS), library, ""], limit_seconds=2.0)[0]["unseen"] == []
 
 
 def test_an_observer_that_could_not_begin_is_known_by_the_name_of_its_file(driver: Driver, library: str) -> None:

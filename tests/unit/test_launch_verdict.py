@@ -13,6 +13,8 @@ from flexwarm.errors import ExitCode
 from flexwarm.events import Answer, Dense, Event, Hang, Hazard, Layer
 from flexwarm.hazards import HazardCode
 from flexwarm.launch_verdict import describe_status, judge_built_launch, judge_verified_launch, only_hazards
+from flexwarm.manifest import JobEntry
+from flexwarm.ops.build_launch import retired
 from flexwarm.program_events import Called, Held, Moved, Program, Summary
 from flexwarm.programs import Ended, Unseen
 from flexwarm.reasons import Code, Kind, Reason
@@ -88,6 +90,10 @@ def test_a_program_without_a_launcher_is_warm_without_a_rank() -> None:
 # ---- what is not: one program ----------------------------------------------------------------------------------------------
 
 MISS = answered(Layer.FX, lookup(Layer.FX, Answer.MISS, reason="['key changed']"))
+#: A backend of the user's hands a graph to Inductor, with AOTAutograd's cache off: AOTAutograd traces in each launch.
+FX_ALONE: Change = lambda events: instead(  # noqa: E731
+    Summary, summary(counters={**HITS, "inductor.fxgraph_cache_hit": 2})
+)(plus(lookup(Layer.FX, graph="1/0"))(events))
 BYPASS = answered(Layer.AOT, lookup(Layer.AOT, Answer.BYPASS, "", reason="Cannot cache a graph with a custom function"))
 
 
@@ -107,6 +113,7 @@ BYPASS = answered(Layer.AOT, lookup(Layer.AOT, Answer.BYPASS, "", reason="Cannot
         (answered(Layer.AOT, called("1/0", 256)), Code.NO_EVIDENCE, Kind.UNKNOWN, ExitCode.NOT_WARM),
         (answered(Layer.FX, called("1/0", 256)), Code.NO_EVIDENCE, Kind.UNKNOWN, ExitCode.NOT_WARM),
         (plus(called("1/0", 256)), Code.NO_EVIDENCE, Kind.UNKNOWN, ExitCode.NOT_WARM),
+        (FX_ALONE, Code.NO_EVIDENCE, Kind.UNKNOWN, ExitCode.NOT_WARM),
         (instead(Summary, summary(checks={})), Code.NO_EVIDENCE, Kind.UNKNOWN, ExitCode.NOT_WARM),
         (without(Summary), Code.NO_EVIDENCE, Kind.UNKNOWN, ExitCode.NOT_WARM),
         (instead(Summary, summary(counters={})), Code.WITNESSES_DISAGREE, Kind.UNKNOWN, ExitCode.NOT_WARM),
@@ -201,6 +208,56 @@ def test_programs_that_cannot_be_told_apart_share_what_the_build_recorded() -> N
     expected = expectation(listed=keys, recorded={"python train.py": keys})
     assert judge([one(1), one(2)], expected).kind is Kind.WARM
     assert codes(judge([one(1), one(1)], expected)) == {Code.KEY_NOT_SEEN}
+
+
+def test_a_program_of_the_build_that_made_no_call_at_all_is_missed_by_its_keys() -> None:
+    """A script that leaves its evaluation out this time has not proven it."""
+    evaluation = frozenset({("aot", "e"), ("fx", "e")})
+    expected = expectation(listed=KEYS | evaluation, recorded={"python train.py": KEYS, "python eval.py": evaluation})
+    verdict = judge([warm()], expected)
+    assert (verdict.kind, codes(verdict)) == (Kind.UNKNOWN, {Code.KEY_NOT_SEEN})
+    assert "of python eval.py" in messages(verdict)
+
+
+def test_a_program_that_a_later_build_of_the_line_did_not_start_is_asked_for_no_more() -> None:
+    def job(line: str, name: str) -> JobEntry:
+        return JobEntry(
+            share=name, workload=name, detail={"line": line, "program": name}, keys=(), env={}, config_digest="",
+            cold_seconds=None, built_at="",
+        )  # fmt: skip
+
+    of_spec = JobEntry(
+        share="s", workload="w", detail={"q_len": 128}, keys=(), env={}, config_digest="", cold_seconds=None, built_at=""
+    )
+    jobs = {
+        "a": job("l", "python train.py"),
+        "b": job("l", "python eval.py"),
+        "c": job("l", "rank 8"),
+        "d": job("m", "x"),
+        "e": of_spec,
+    }
+    left = retired(jobs, "l", {"python train.py"})
+    assert left.keys() == jobs.keys()
+    assert [share for share in jobs if left[share] != jobs[share]] == ["b"]
+    assert (left["b"].detail["line"], left["b"].detail["program"]) == ("", "python eval.py")
+
+
+def test_a_program_of_the_build_that_asked_for_nothing_of_its_own_or_is_a_rank_elsewhere_is_not_missed() -> None:
+    assert judge([warm()], expectation(recorded={"python train.py": KEYS, "python train.py /tmp/1": KEYS})).kind is Kind.WARM
+    assert judge([warm(rank(0))], expectation(recorded={"rank 8": {("fx", "there")}})).kind is not Kind.COLD
+    assert Code.KEY_NOT_SEEN not in codes(judge([warm(rank(0))], expectation(recorded={"rank 8": {("fx", "there")}})))
+
+
+def test_a_program_that_was_left_when_the_command_ended_has_not_shown_what_it_calls() -> None:
+    left = [program(pid=500, argv=("python", "later.py"))]
+    verdict = judge([warm(), left], left=(500,))
+    assert (verdict.kind, codes(verdict)) == (Kind.UNKNOWN, {Code.NO_EVIDENCE})
+    assert "python later.py (pid 500) was still running" in messages(verdict)
+    assert judge([warm(), silent(left[0])], left=(500,)).kind is Kind.WARM
+    worker = program(pid=500, argv=("python", "/torch/_inductor/compile_worker/__main__.py"))
+    assert judge([warm(), [worker]], left=(500,)).kind is Kind.WARM
+    loader = rank(0, of=1, pid=500, parent=100)
+    assert judge([warm(rank(0, of=1)), [loader]], left=(500,)).kind is Kind.WARM
 
 
 @pytest.mark.parametrize("odd", [refused(), hang(), hazard(), raised()])

@@ -12,7 +12,7 @@ def _give_way():
     import os
 
     here = os.path.dirname(os.path.abspath(__file__))
-    sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != here or not entry]
+    sys.path[:] = [entry for entry in sys.path if not entry or os.path.abspath(entry) != here]
     ours = sys.modules.pop("sitecustomize", None)
     try:
         import sitecustomize  # noqa: F401 - the user's own, or the system's

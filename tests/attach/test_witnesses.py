@@ -1,0 +1,107 @@
+"""The observer of a real program: whatever goes wrong in it is told, and the program goes on and ends as it would have."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flexwarm.observation import Observation, OnMiss
+from flexwarm.request import Backward, Guard
+from tests.conftest import ROOT
+
+pytestmark = pytest.mark.torch
+
+#: A program whose observer has a fault: it raises where the program calls it.
+BEGIN = """
+import json, os, sys
+from pathlib import Path
+import torch
+from flexwarm.attach import witnesses
+witnesses.attach(json.loads(Path("told.json").read_text()))
+here = witnesses.here()
+def fails(*args, **kwargs):
+    raise LookupError("a fault of the observer")
+"""
+
+
+def run(base: Path, script: str) -> tuple[subprocess.CompletedProcess[str], dict[str, list[dict[str, Any]]]]:
+    """The program, and what each of its processes said."""
+    observation = Observation(
+        run="r", directory=str(base / "words"), site="/site", home=str(ROOT), on_miss=OnMiss.ALLOW, guard=Guard.REPORT,
+        backward=Backward.ENGINE, hang_seconds=60.0, variables={},
+    )  # fmt: skip
+    (base / "told.json").write_text(json.dumps(observation.to_json()))
+    (base / "words").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", BEGIN + script],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TORCHINDUCTOR_CACHE_DIR": str(base / "cache")},
+        cwd=base,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    files = (base / "words").glob("*.events.jsonl")
+    return done, {file.name: [json.loads(line) for line in file.read_text().splitlines()] for file in files}
+
+
+def test_a_program_ends_with_its_own_status_where_the_observer_fails_at_its_end(tmp_path: Path) -> None:
+    done, files = run(tmp_path, "here._follow_variables = fails\nos._exit(3)\n")
+    assert (done.returncode, done.stderr) == (3, "")
+    (said,) = files.values()
+    assert [event["event"] for event in said] == ["program", "refused", "bye"]
+    assert "a fault of the observer" in said[1]["message"]
+
+
+def test_a_compile_goes_on_where_the_observer_fails_to_read_it(tmp_path: Path) -> None:
+    script = "torch.compile(lambda x: x + 1)(torch.ones(4))\nprint('went on')\n"
+    done, files = run(tmp_path, "here._follow_place = fails\n" + script)
+    (said,) = files.values()
+    assert (done.returncode, done.stdout) == (0, "went on\n"), done.stderr
+    assert "a fault of the observer" in next(event for event in said if event["event"] == "refused")["message"]
+
+
+def test_an_error_that_cannot_say_what_it_is_ends_the_program_as_always(tmp_path: Path) -> None:
+    script = "class Odd(Exception):\n    def __str__(self):\n        raise LookupError\nraise Odd()\n"
+    done, files = run(tmp_path, script)
+    (said,) = files.values()
+    assert done.returncode == 1
+    assert "Odd: <exception str() failed>" in done.stderr
+    assert "Error in sys.excepthook" not in done.stderr
+    (raised,) = (event for event in said if event["event"] == "raised")
+    assert (raised["error"], raised["message"]) == ("Odd", "")
+
+
+def test_dense_attention_of_a_long_run_is_told_of_its_first_calls_and_not_of_each(tmp_path: Path) -> None:
+    # The call is told before it is made, and what it is made of does not matter.
+    script = (
+        "import contextlib\nimport torch._higher_order_ops.flex_attention\n"
+        "call = sys.modules['torch._higher_order_ops.flex_attention'].math_attention\n"
+        "for _ in range(60):\n    with contextlib.suppress(TypeError):\n        call(torch.ones(1, 1, 4, 4))\n"
+    )
+    done, files = run(tmp_path, script)
+    (said,) = files.values()
+    assert done.returncode == 0, done.stderr
+    assert sum(event["event"] == "dense" for event in said) == 50
+
+
+def test_a_forked_child_counts_its_own_lookups_and_not_those_of_its_parent(tmp_path: Path) -> None:
+    """It says nothing until it has something to say; here, that it is there."""
+    script = (
+        "from torch._dynamo.utils import counters\n"
+        "counters['inductor']['fxgraph_cache_hit'] += 3\n"
+        "if os.fork() == 0:\n"
+        "    counters['inductor']['fxgraph_cache_hit'] += 1\n"
+        "    here.recorder.compiled('cxx', 'g++ a.cpp')\n"
+        "    os._exit(0)\n"
+        "os.wait()\n"
+    )
+    done, said = run(tmp_path, script)
+    assert done.returncode == 0, done.stderr
+    counted = {one[0]["forked_from"] is None: one[-2]["counters"]["inductor.fxgraph_cache_hit"] for one in said.values()}
+    assert counted == {True: 3, False: 1}
