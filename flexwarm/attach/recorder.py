@@ -124,6 +124,11 @@ class ProgramRecorder(Recorder):
         seat: Seat | None = getattr(self._here, "seat", None)
         return seat if seat is not None else self._take_seat()
 
+    @property
+    def has_seat(self) -> bool:
+        """Whether the calling thread has made a compiled call."""
+        return getattr(self._here, "seat", None) is not None
+
     def _take_seat(self) -> Seat | None:
         ident = threading.get_ident()
         if ident != threading.main_thread().ident and threads.is_engines(ident):

@@ -12,6 +12,7 @@ import os
 import platform
 import socket
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -237,6 +238,17 @@ class Attached:
             hook(kind, error, trace)
 
         sys.excepthook = telling_hook
+        thread_hook = threading.excepthook
+
+        @functools.wraps(thread_hook)
+        def telling_thread_hook(told: threading.ExceptHookArgs) -> Any:
+            # A lane that dies makes no more calls, and its program may end as if nothing had happened.
+            if self.recorder.has_seat and told.exc_type is not SystemExit and told.exc_value is not None:
+                kind, error, trace = told.exc_type, told.exc_value, told.exc_traceback
+                self._try("the error of a thread", lambda: self._raised(kind, error, trace))
+            thread_hook(told)
+
+        threading.excepthook = telling_thread_hook
 
     def _raised(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         frames = traceback.extract_tb(trace)

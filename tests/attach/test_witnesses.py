@@ -77,6 +77,21 @@ def test_an_error_that_cannot_say_what_it_is_ends_the_program_as_always(tmp_path
     assert (raised["error"], raised["message"]) == ("Odd", "")
 
 
+def test_a_lane_that_dies_is_told_and_a_thread_that_makes_no_compiled_call_is_not(tmp_path: Path) -> None:
+    script = (
+        "import threading\n"
+        "def lane():\n    here.recorder.own_seat\n    raise ValueError('no data')\n"
+        "def other():\n    raise KeyError('not ours')\n"
+        "for target in (lane, other):\n    thread = threading.Thread(target=target)\n    thread.start()\n    thread.join()\n"
+    )
+    done, files = run(tmp_path, script)
+    (said,) = files.values()
+    assert done.returncode == 0
+    assert done.stderr.count("Exception in thread") == 2
+    (raised,) = (event for event in said if event["event"] == "raised")
+    assert (raised["error"], raised["message"]) == ("ValueError", "no data")
+
+
 def test_dense_attention_of_a_long_run_is_told_of_its_first_calls_and_not_of_each(tmp_path: Path) -> None:
     # The call is told before it is made, and what it is made of does not matter.
     script = (
