@@ -234,6 +234,13 @@ def _common_reasons(program: ProgramRecord, record: LaunchRecord, expected: Expe
     return reasons
 
 
+#: How gloo, NCCL and the rendezvous say that a peer has gone.
+_PEER_LOST = (
+    *("Connection reset by peer", "Connection closed by peer", "Connection refused", "Broken pipe", "Connection was likely"),
+    *("remote process exit", "remote process has terminated", "Socket closed", "failed to recv, got 0 bytes"),
+)
+
+
 def _end_reasons(program: ProgramRecord, record: LaunchRecord) -> list[Reason]:
     """A program that ended without a word was killed; unless we did that, or the launcher, because another had failed.
 
@@ -252,7 +259,12 @@ def _end_reasons(program: ProgramRecord, record: LaunchRecord) -> list[Reason]:
     # The launcher acts when a program has ended, which is a moment after its error.
     # One that the command got over is an excuse only where its own error is a reason.
     blamed = record.programs if record.status != 0 else record.judged
-    failed = [other.summary.t if other.summary else other.raised.t for other in blamed if other.raised is not None]
+    failed = [
+        other.summary.t if other.summary else other.raised.t
+        for other in blamed
+        # What a rank says that has lost another one is no cause of that one's death.
+        if other.raised is not None and not any(words in other.raised.message for words in _PEER_LOST)
+    ]
     if failed and (program.gone_unix is None or min(failed) < program.gone_unix):
         return []
     if program.gone_unix is not None and program.gone_unix > _first_death(record):

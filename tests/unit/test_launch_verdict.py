@@ -342,6 +342,14 @@ def test_a_rank_that_died_before_the_others_felt_it_crashed() -> None:
     assert Code.CRASHED in codes(late)
 
 
+def test_the_error_of_a_lost_peer_excuses_no_death_however_late_that_was_seen() -> None:
+    launcher, first, second = warm_ranks()
+    lost = raised(5.0, error="RuntimeError", message="Read error [127.0.0.1]:1: Connection reset by peer. This is ...")
+    first = [dataclasses.replace(e, t=5.5) if isinstance(e, Summary) else e for e in plus(lost)(first)]
+    verdict = judge([launcher, first, cut(second)], gone=[None, 5.6, 5.9], status=1)
+    assert (codes(verdict), verdict.exit_code) == ({Code.COMMAND_FAILED, Code.CRASHED}, ExitCode.WORKER_DIED)
+
+
 def test_an_error_that_the_command_got_over_excuses_nobody_it_is_no_reason_of() -> None:
     helper = plus(raised(2.0))(silent(program(pid=600, argv=("python", "helper.py"))))
     verdict = judge([helper, cut(warm())], gone=[2.5, 8.0])
