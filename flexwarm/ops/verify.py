@@ -19,6 +19,7 @@ from flexwarm.proof import JobProof, Proof
 from flexwarm.reasons import Code, Kind, Reason, is_hazard
 from flexwarm.record import Record
 from flexwarm.request import Purpose
+from flexwarm.store import Bucket
 from flexwarm.verdict import JobVerdict, Outcome, Verdict, conclude, judge_verify, with_drill
 
 
@@ -63,22 +64,7 @@ def _decide(
 ) -> tuple[Verdict, Record | None, Manifest | None, DrillResult]:
     plan, bucket = prepared.plan, prepared.bucket
     not_run = DrillResult(state=DrillState.NOT_RUN if drill_plan(plan, "").workers else DrillState.NOT_NEEDED)
-    disabled = [
-        Reason(
-            code=Code.CACHE_DISABLED,
-            message=f"{name}={environ[name]} turns a cache off, so a launch compiles",
-            hint=f"unset {name}",
-        )
-        for name in environment.disabling(environ)
-    ]
-    if name := foreign_cache(environ, bucket):
-        disabled.append(
-            Reason(
-                code=Code.CACHE_DISABLED,
-                message=f"{name}={environ[name]} keeps compiled kernels outside of the bucket, so a launch does not find it",
-                hint=f"unset {name}",
-            )
-        )
+    disabled = disabled_caches(environ, bucket)
     if disabled:
         return _none_run(plan, disabled, Outcome.NOT_RUN), None, None, not_run
     if not bucket.exists():
@@ -110,6 +96,22 @@ def _decide(
             now = context(prepared, environ, guard=options.conduct(Purpose.VERIFY).remedy, drill=drill.state.value)
             _remember(prepared, read, state, record, now, watcher)
         return verdict, record, known, drill
+
+
+def disabled_caches(environ: Mapping[str, str], bucket: Bucket) -> list[Reason]:
+    """The variables with which a launch cannot find what lies in the bucket."""
+    disabled = [
+        Reason(
+            code=Code.CACHE_DISABLED,
+            message=f"{name}={environ[name]} turns a cache off, so a launch compiles",
+            hint=f"unset {name}",
+        )
+        for name in environment.disabling(environ)
+    ]
+    if name := foreign_cache(environ, bucket):
+        message = f"{name}={environ[name]} keeps compiled kernels outside of the bucket, so a launch does not find it"
+        disabled.append(Reason(code=Code.CACHE_DISABLED, message=message, hint=f"unset {name}"))
+    return disabled
 
 
 def _only_hazards(verdict: Verdict) -> bool:

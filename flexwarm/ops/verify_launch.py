@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from flexwarm import environment, inventory, ledger, locks, manifest
+from flexwarm import inventory, ledger, locks, manifest
 from flexwarm.errors import CorruptError, ExitCode, Interrupted, StoreError
 from flexwarm.launch_verdict import LaunchVerdict, judge_verified_launch
 from flexwarm.manifest import Manifest
@@ -25,8 +25,7 @@ from flexwarm.ops.launch_line import (
     result_of,
     why_missed,
 )
-from flexwarm.ops.prepare import foreign_cache
-from flexwarm.ops.verify import corrupt, fault_reason
+from flexwarm.ops.verify import corrupt, disabled_caches, fault_reason
 from flexwarm.programs import LaunchRecord
 from flexwarm.reasons import Code, Kind, Reason, weigh
 
@@ -51,17 +50,7 @@ def _decide(
     prepared: PreparedLaunch, options: LaunchOptions, environ: Mapping[str, str], watcher: LaunchWatcher
 ) -> tuple[LaunchVerdict, LaunchRecord | None, Manifest | None]:
     bucket = prepared.machine.bucket
-    disabled = [
-        Reason(
-            code=Code.CACHE_DISABLED,
-            message=f"{name}={environ[name]} turns a cache off, so a launch compiles",
-            hint=f"unset {name}",
-        )
-        for name in environment.disabling(environ)
-    ]
-    if name := foreign_cache(environ, bucket):
-        message = f"{name}={environ[name]} keeps compiled kernels outside of the bucket, so a launch does not find it"
-        disabled.append(Reason(code=Code.CACHE_DISABLED, message=message, hint=f"unset {name}"))
+    disabled = disabled_caches(environ, bucket)
     if disabled:
         return _not_started(disabled), None, None
     if not bucket.exists():
