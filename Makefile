@@ -4,7 +4,8 @@
 #   make test                          linters, types, import contracts, and all tests but the next two groups
 #   make launches                      launch lines, steps, record and replay, with the real torchrun
 #   make demo TORCH=torch==2.14.1      the same with another torch, in an environment of its own
-#   make programs                      real programs, not written here: transformers and accelerate (300 MB)
+#   make programs                      real programs and launchers, not written here: transformers, accelerate, deepspeed,
+#                                      and Open MPI and Slurm where the system has them (300 MB)
 #   make contract                      what is believed of torch, held against 2.11.0, 2.13.0 and 2.14.1 (12 GB)
 
 PYTHON ?= python3

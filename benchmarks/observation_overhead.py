@@ -52,16 +52,17 @@ with torch.no_grad():
     if rounds:
         import random
         from flexwarm.observer.torch_api import tracing
-        api, check = tracing.resolve_tracing(autotune=False), tracing._hooks.queries
+        api = tracing.resolve_tracing(autotune=False)
+        check, seats = tracing._hooks.queries, tracing._hooks.seats
         assert check is not None, "not observed"
         found = {name: {"with": [], "without": []} for name in ("call", "step")}
         for name, function, count in (("call", call, 1000), ("step", step, 50)):
             seconds(function, count)
             for number in range(rounds):
                 for side in random.Random(number).sample(["with", "without"], 2):
-                    tracing.observe_queries(api, check if side == "with" else None)
+                    tracing.observe_queries(api, check if side == "with" else None, seats)
                     found[name][side].append(seconds(function, count))
-        tracing.observe_queries(api, check)
+        tracing.observe_queries(api, check, seats)
         print("RESULT", json.dumps(found), flush=True)
 """
 

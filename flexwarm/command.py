@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import IO, BinaryIO
 
 from flexwarm import events, reaper
+from flexwarm.compiler_lines import is_build_tool, runs_compiler
 from flexwarm.errors import StoreError, UsageError
 from flexwarm.events import Bye, Event, Hang, Refused
 from flexwarm.files import list_names
 from flexwarm.launch import POLL_SECONDS, reaping
-from flexwarm.program_events import Forked, Held, Nodes, Program
-from flexwarm.programs import Ended, Told, Unseen
+from flexwarm.program_events import ERROR_TIMES, SILENCED, Forked, Held, Nodes, Program
+from flexwarm.programs import Ended, SeenCompiler, Told, Unseen
 
 #: A launch in which one program stands at a miss goes on for so long, so that others may say theirs.
 SETTLE_SECONDS = 2.0
@@ -57,6 +58,7 @@ class CommandRun:
         status: the command's exit status, or minus the signal that ended it.
         signum: the signal with which flexwarm was asked to end it, if it was.
         left: processes that outlived the command by more than :data:`LEFT_SECONDS`.
+        compilers: those that were seen at work.
     """
 
     status: int
@@ -66,6 +68,7 @@ class CommandRun:
     programs: tuple[Told, ...]
     unseen: tuple[Unseen, ...]
     left: tuple[int, ...]
+    compilers: tuple[SeenCompiler, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,11 +79,13 @@ class Conditions:
         stdout: where its standard output goes; None for our own.
         patient: it is the user's real job: nothing but its own end, or a program that is held at a miss, ends it.
         limit_seconds: of the whole command; None for none.
+        on_end: called with the command's status once it has ended by itself, before anything is made of what it said.
     """
 
     stdout: IO[str] | None = None
     patient: bool = False
     limit_seconds: float | None = None
+    on_end: Callable[[int], None] = lambda status: None
 
 
 def run_command(
@@ -110,7 +115,7 @@ def run_command(
         # From before its start on: a signal that came in between would end us and leave the command.
         mask = held.enter_context(_signals_held())
         popen = _start(argv, {**environ, reaper.MARKER: run_id}, conditions.stdout, mask)
-        watch = _Watch(popen, directory, others | {helper}, on_event)
+        watch = _Watch(popen, directory, run_id, others | {helper}, on_event)
         supervision = _Supervision(watch, conditions, began)
         try:
             try:
@@ -124,6 +129,8 @@ def run_command(
                 if popen.poll() is None:
                     popen.kill()
             popen.wait()  # a real job's end, also where it is our own supervision that failed
+            if supervision.ended is Ended.BY_ITSELF:
+                conditions.on_end(popen.returncode)
             watch.read()
             watch.close()
     return CommandRun(
@@ -134,6 +141,7 @@ def run_command(
         programs=watch.told(),
         unseen=watch.unseen(),
         left=supervision.left,
+        compilers=watch.compilers(),
     )
 
 
@@ -209,6 +217,9 @@ class _Supervision:
         if self.signum is not None:
             self.ended = Ended.INTERRUPTED
         self._let_helpers_end()
+        # What came as a real job ended has nobody to go to, and changes nothing of how that ended.
+        while self._conditions.patient and signal.sigpending() & set(_PASSED_ON):
+            signal.sigtimedwait(_PASSED_ON, 0)
 
     def _pass_signals_on(self) -> None:
         """Wait a moment for signals; those that the terminal sent have reached the command as well."""
@@ -241,8 +252,8 @@ class _Supervision:
     def _end(self) -> None:
         if self.signum is not None:
             self.ended = Ended.INTERRUPTED
-        if self._watch.has_programs_elsewhere():
-            # Only the launcher can end what runs on other machines.
+        if self._watch.has_programs_elsewhere() or self._watch.has_programs_of_a_service():
+            # Only the launcher can end what runs on other machines, and give back what a service lent it for its programs.
             os.kill(self._watch.pid, signal.SIGTERM)
             deadline = time.monotonic() + GRACE_SECONDS
             while not self._watch.has_ended() and time.monotonic() < deadline:
@@ -270,6 +281,14 @@ class _File:
     said: list[Event] = field(default_factory=list)
     rest: bytes = b""
 
+    def silenced(self) -> int | None:
+        """The number of the error for which the program could not write it any more, if it left that as a sign."""
+        try:
+            time_of_file = int(os.fstat(self.stream.fileno()).st_mtime)
+        except OSError:
+            return None
+        return time_of_file if 0 <= time_of_file < ERROR_TIMES else None
+
     @property
     def program(self) -> Program | None:
         first = self.said[0] if self.said else None
@@ -288,6 +307,7 @@ class _Process:
         image: which program it ran at the last look: see :func:`flexwarm.reaper.image`; ``argv`` is that one's command line.
         torch: looks in a row that found torch loaded in that one.
         used: image -> command line, of those that surely had it.
+        builds: it is a build tool; its compilers come and go.
     """
 
     started: int
@@ -296,6 +316,7 @@ class _Process:
     torch: int = 0
     used: dict[int, tuple[str, ...]] = field(default_factory=dict)
     looks: int = 0
+    builds: bool = False
     gone_unix: float | None = None
 
 
@@ -303,10 +324,17 @@ class _Watch:
     """Reads the event files and looks at the processes."""
 
     def __init__(
-        self, popen: subprocess.Popen[bytes], directory: Path, others: frozenset[int], on_event: Callable[[Event], None]
+        self,
+        popen: subprocess.Popen[bytes],
+        directory: Path,
+        run_id: str,
+        others: frozenset[int],
+        on_event: Callable[[Event], None],
     ) -> None:
-        self._popen, self._directory, self._others, self._on_event = popen, directory, others, on_event
+        self._popen, self._directory, self._run_id, self._others, self._on_event = popen, directory, run_id, others, on_event
         self._files: dict[str, _File] = {}
+        #: Event file -> number of the error for which it fell silent.
+        self._silenced: dict[str, int] = {}
         self._processes: dict[int, _Process] = {}
         self._past: list[tuple[int, _Process]] = []
         #: Of the programs that said who they are, and of what they forked: the images, and (pid, when it was started) of all
@@ -314,6 +342,7 @@ class _Watch:
         self._images: set[int] = set()
         self._known: set[tuple[int, int]] = set()
         self._imageless: set[tuple[int, int]] = set()
+        self._compilers: list[SeenCompiler] = []
         self._next_look = 0.0
         self._host = socket.gethostname()
         self.held = self.hung = False
@@ -342,6 +371,9 @@ class _Watch:
                 path = self._directory / name
                 with contextlib.suppress(OSError):
                     self._files[name] = _File(path=path, stream=path.open("rb"))
+            if name.endswith(SILENCED):
+                with contextlib.suppress(OSError, ValueError):
+                    self._silenced[name.removesuffix(SILENCED)] = int(os.readlink(self._directory / name))
         for file in self._files.values():
             data = file.rest
             with contextlib.suppress(OSError):
@@ -364,15 +396,24 @@ class _Watch:
     def has_programs_elsewhere(self) -> bool:
         return any(file.program is not None and file.program.host != self._host for file in self._files.values())
 
+    def has_programs_of_a_service(self) -> bool:
+        """Programs on this machine that do not descend from the command: it had a service start them, as srun has slurmd."""
+        # Looked at twice: what begins, ends or loses its parent during a look is not where it is looked for.
+        found = set(self._marked()) - set(self._descendants())
+        return bool(found and (found & set(self._marked())) - set(self._descendants()))
+
     def waits_for_words_from_elsewhere(self) -> bool:
         return any(
             file.program is not None and file.program.host != self._host and not file.said_bye for file in self._files.values()
         )
 
     def told(self) -> tuple[Told, ...]:
-        return tuple(
-            Told(events=tuple(file.said), gone_unix=self._gone(file.program)) for _, file in sorted(self._files.items())
-        )
+        found = [
+            Told(events=tuple(file.said), gone_unix=self._gone(file.program), silenced=self._silenced.get(name))
+            for name, file in sorted(self._files.items())
+        ]
+        fileless = [number for name, number in sorted(self._silenced.items()) if name not in self._files]
+        return (*found, *(Told(events=(), gone_unix=None, silenced=number) for number in fileless))
 
     def _gone(self, program: Program | None) -> float | None:
         if program is None or program.host != self._host:
@@ -381,7 +422,10 @@ class _Watch:
         return seen[0].gone_unix if seen else None
 
     def close(self) -> None:
-        for file in self._files.values():
+        for name, file in self._files.items():
+            number = file.silenced()
+            if number is not None:
+                self._silenced[name] = number
             file.stream.close()
 
     # ---- what is there -------------------------------------------------------------------------------------------------
@@ -400,8 +444,9 @@ class _Watch:
             self._processes[pid] = _Process(started=reaper.started(pid))
         for pid, process in self._processes.items():
             image = reaper.image(pid)
-            if image != process.image:
-                process.image, process.argv, process.torch, process.looks = image, (), 0, 0
+            # Where the image cannot be known, another command line tells another program.
+            if image != process.image or not process.looks or (not image and _argv(pid) != process.argv):
+                self._begins(pid, process, image)
             process.looks += 1
             often = process.looks < LOOKS or process.looks % RARELY == 0
             if image not in process.used and often and not self._is_known(pid, process, image):
@@ -410,8 +455,18 @@ class _Watch:
                 if process.torch >= _SURE:
                     process.used[image] = process.argv
         reaper.reap_adopted(self._others | {self.pid})
+        # A compiler under a build tool may take less than the time between two looks.
+        pause = 0.0 if any(process.builds for process in self._processes.values()) else LOOK_SECONDS
         # A look at very many processes must not become a load itself.
-        self._next_look = time.monotonic() + max(LOOK_SECONDS, 20 * (time.monotonic() - began))
+        self._next_look = time.monotonic() + max(pause, 20 * (time.monotonic() - began))
+
+    def _begins(self, pid: int, process: _Process, image: int) -> None:
+        """A process was met for the first time, or runs another program now."""
+        process.image, process.torch, process.looks = image, 0, 0
+        process.argv = _argv(pid)
+        process.builds = is_build_tool(process.argv)
+        if runs_compiler(process.argv):
+            self._compilers.append(SeenCompiler(pid=pid, argv=process.argv))
 
     def _note_gone(self, pids: Iterable[int]) -> None:
         for pid in list(pids):
@@ -420,17 +475,33 @@ class _Watch:
             self._past.append((pid, process))
 
     def alive(self) -> list[int]:
-        """Our descendants, but for those that were there before; the command itself is none once it has ended."""
+        """The launch's processes; the command itself is none once it has ended.
+
+        Those that descend from us are known by that. What a service of this machine has started for it is known by the mark.
+        """
+        return list(dict.fromkeys([*self._descendants(), *self._marked()]))
+
+    def _descendants(self) -> list[int]:
+        """But for those that were there before."""
         mine = [pid for pid in reaper.children(os.getpid()) if pid not in self._others]
         found = [pid for child in mine for pid in (child, *reaper.descendants(child))]
         return [pid for pid in found if not reaper.is_zombie(pid)]
 
+    def _marked(self) -> list[int]:
+        return [pid for pid in reaper.members(self._run_id) if pid not in self._others and not reaper.is_zombie(pid)]
+
     def _all(self) -> list[tuple[int, _Process]]:
         return [*self._past, *self._processes.items()]
+
+    def compilers(self) -> tuple[SeenCompiler, ...]:
+        return tuple(self._compilers)
 
     def unseen(self) -> tuple[Unseen, ...]:
         """Processes that had torch loaded, wrote no file, and were not forked from one that did."""
         known_pids = {int(name.partition(".")[0]) for name in self._files if name.partition(".")[0].isdigit()}
+        # One that could not even say who it is has its process id in the name of its file: host-pid-started.
+        wordless = [name for name in {*self._files, *self._silenced} if name not in self._files or not self._files[name].said]
+        known_pids |= {int(pid) for pid in (name.split("-")[-2] for name in wordless if "-" in name) if pid.isdigit()}
         return tuple(
             Unseen(pid=pid, argv=argv)
             for pid, process in self._all()
@@ -447,12 +518,15 @@ class _Watch:
         return image in self._images if image and name not in self._imageless else name in self._known
 
 
+_HINT = "is the store's disk full, or does another flexwarm write there?"
+
+
 def _event(line: bytes, path: Path) -> Event:
     """A line that cannot be read hides evidence. It is told of, and the command, which may be a real job, goes on."""
     try:
-        return events.from_line(line.decode())
+        return events.foreign_from_line(line.decode())
     except ValueError as error:
-        return Refused(t=time.time(), message=f"{path} has a line that is no event: {error}", hint="is the store's disk full?")
+        return Refused(t=time.time(), message=f"{path} has a line that is no event: {error}", hint=_HINT)
 
 
 def _has_torch(pid: int) -> bool:

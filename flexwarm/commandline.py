@@ -165,6 +165,17 @@ _ACCELERATE: Final = _syntax(
         " --fp8_interval --fp8_format --fp8_amax_history_len --fp8_amax_compute_algo --fp8_override_linear_precision"
         " --fp8_opt_level --parallelism_config_dp_replicate_size --parallelism_config_dp_shard_size"
         " --parallelism_config_tp_size --parallelism_config_cp_size --parallelism_config_cp_comm_strategy"
+        " --parallelism_config_cp_backend --parallelism_config_sp_size --parallelism_config_sp_backend"
+        " --parallelism_config_sp_seq_length --parallelism_config_sp_seq_length_is_variable"
+        " --parallelism_config_sp_attn_implementation --fsdp_activation_checkpointing_offload"
+        " --fp8_enable_fsdp_float8_all_gather --fp8_pad_inner_dim --megatron_lm_use_custom_fsdp --megatron_lm_no_load_optim"
+        " --megatron_lm_no_save_optim --megatron_lm_eod_mask_loss --megatron_lm_overlap_cpu_optimizer_d2h_h2d"
+        " --megatron_lm_optimizer_cpu_offload --megatron_lm_use_precision_aware_optimizer"
+        " --megatron_lm_decoder_last_pipeline_num_layers --megatron_lm_recompute_granularity --megatron_lm_recompute_method"
+        " --megatron_lm_recompute_num_layers --megatron_lm_attention_backend --megatron_lm_expert_model_parallel_size"
+        " --megatron_lm_context_parallel_size --megatron_lm_attention_dropout --megatron_lm_hidden_dropout"
+        " --megatron_lm_attention_softmax_in_fp32 --megatron_lm_expert_tensor_parallel_size"
+        " --megatron_lm_calculate_per_token_loss --megatron_lm_use_rotary_position_embeddings"
     ),
     hyphens=True,
     bundles=False,

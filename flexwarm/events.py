@@ -11,9 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias, get_args
 
+from flexwarm.calls import CompiledCall
 from flexwarm.canonical import StrEnum, plain, text
 from flexwarm.hazards import HazardCode
-from flexwarm.program_events import ProgramEvent
+from flexwarm.program_events import Called, ProgramEvent
+from flexwarm.typed import wrong_field
 
 
 class Phase(StrEnum):
@@ -353,7 +355,7 @@ def from_line(line: str) -> Event:
             if name in data:
                 data[name] = enum(data[name])
         for owner, name in _TUPLES:
-            if owner == kind:
+            if owner == kind and isinstance(data[name], list):
                 data[name] = tuple(data[name])
         if kind == Hazard.KIND:
             data["code"] = HazardCode(data["code"])
@@ -362,4 +364,25 @@ def from_line(line: str) -> Event:
         event: Event = _KINDS[kind](**data)
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise ValueError(f"not an event of kind {kind}: {error}") from error
+    return event
+
+
+def foreign_from_line(line: str) -> Event:
+    """The same for what a program of the user's says, where another flexwarm may speak: what would break a reader is told here.
+
+    Raises:
+        ValueError: the line is not an event, or a field of it is not of its type.
+    """
+    event = from_line(line)
+    wrong = wrong_field(event)
+    if wrong is not None:
+        raise ValueError(f"not an event of kind {event.KIND}: {wrong} is not of its type")
+    if isinstance(event, Called):
+        try:
+            call = CompiledCall.from_json(event.call)
+            whole = isinstance(call.graph, str) and bool(call.called and call.signature())
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            raise ValueError(f"not a compiled call: {error!r}") from error
+        if not whole:
+            raise ValueError("not a compiled call")
     return event

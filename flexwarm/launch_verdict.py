@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from flexwarm import evidence, nodes
 from flexwarm.commandline import read, title
+from flexwarm.compiler_lines import subject
 from flexwarm.errors import ExitCode
 from flexwarm.events import Answer, Layer, Lookup
 from flexwarm.hazards import HazardCode
@@ -93,7 +95,7 @@ def judge_verified_launch(record: LaunchRecord, expected: Expectation, notes: Ma
         programs.append(_concluded(program, reasons))
     ended_well = record.ended is Ended.BY_ITSELF and record.status == 0 and all(x.record.said_bye for x in programs)
     absent = _absent_reasons(expected, hits) if ended_well else []
-    return _judge(record, expected, programs, absent, best=Kind.WARM, cold_nodes=True)
+    return _judge(record, expected, programs, absent, best=Kind.WARM, verified=True)
 
 
 def judge_built_launch(record: LaunchRecord, expected: Expectation, stored: Set[tuple[str, str]]) -> LaunchVerdict:
@@ -115,7 +117,7 @@ def judge_built_launch(record: LaunchRecord, expected: Expectation, stored: Set[
                 )
             )
         programs.append(_concluded(program, reasons))
-    only_hits = all(program.outcome is Outcome.HIT for program in programs)
+    only_hits = all(program.outcome is Outcome.HIT for program in programs) and not record.compilers
     return _judge(record, expected, programs, best=Kind.WARM if only_hits else Kind.BUILT)
 
 
@@ -131,12 +133,13 @@ def _judge(
     more: Sequence[Reason] = (),
     *,
     best: Kind,
-    cold_nodes: bool = False,
+    verified: bool = False,
 ) -> LaunchVerdict:
-    """``cold_nodes``: that nothing was built on another node speaks against the launch; in a build it is what is expected."""
-    reasons = [*_node_reasons(record, cold_nodes), *_command_reasons(record), *_coverage_reasons(record, expected), *more]
-    every = [*reasons, *(reason for program in programs for reason in program.reasons)]
-    if expected.disk and not any(reason.code in _COMPILING for reason in every):
+    """``verified``: what is compiled here, or not built on another node, speaks against the launch; a build is for that."""
+    reasons = [*_node_reasons(record, verified), *_command_reasons(record), *_coverage_reasons(record, expected), *more]
+    if verified and not _compiling([*reasons, *(reason for program in programs for reason in program.reasons)]):
+        reasons += _compiler_reasons(record)
+    if expected.disk and not _compiling([*reasons, *(reason for program in programs for reason in program.reasons)]):
         names = ", ".join(expected.disk[:3]) + (f" and {len(expected.disk) - 3} more" if len(expected.disk) > 3 else "")
         reasons.append(
             Reason(
@@ -152,11 +155,29 @@ def _judge(
         exit_code=exit_code,
         programs=tuple(programs),
         reasons=tuple(reasons),
-        notes=(*_rank_notes(record), *_node_notes(record, cold_nodes)),
+        notes=(*_rank_notes(record), *_node_notes(record, verified)),
     )
 
 
-_COMPILING = (Code.AOT_MISS, Code.FX_MISS, Code.TRITON_MISS, Code.AOT_BYPASS, Code.FX_BYPASS, Code.COMPILED)
+def _compiling(reasons: Sequence[Reason]) -> bool:
+    """Whether any of them says that something was compiled."""
+    compiling = (Code.AOT_MISS, Code.FX_MISS, Code.TRITON_MISS, Code.AOT_BYPASS, Code.FX_BYPASS, Code.COMPILED)
+    return any(reason.code in compiling for reason in reasons)
+
+
+def _compiler_reasons(record: LaunchRecord) -> list[Reason]:
+    """Compilers that no program reported: those under a build tool or a shell."""
+    if not record.compilers:
+        return []
+    first, *others = record.compilers
+    more = f", and {len(others)} more" if others else ""
+    return [
+        Reason(
+            code=Code.COMPILED,
+            message=f"a compiler ran beside the caches: {_cut(subject(first.argv))} (process {first.pid}){more}",
+            hint="what build tools make is not kept in the bucket: let the line run once more, or build it before the launch",
+        )
+    ]
 
 
 # ---- of one program --------------------------------------------------------------------------------------------------------
@@ -184,8 +205,10 @@ def _miss_reasons(graph: GraphRecord) -> list[Reason]:
     asked = bool(graph.answers(Answer.MISS) or graph.answers(Answer.BYPASS))
     for event in graph.compiled:
         if not (asked and event.what == "inductor"):
-            message = f"{_where(graph)}: {event.what} compiler started: {_cut(event.detail)}"
-            reasons.append(Reason(code=Code.COMPILED, message=message))
+            what = f"{event.what} compiler started" if event.what != "autotune" else "kernels are tuned"
+            message = f"{_where(graph)}: {what}: {_cut(event.detail)}"
+            hint = "TRITON_CACHE_AUTOTUNING=1 lets Triton keep what it tunes" if "@triton.autotune" in event.detail else ""
+            reasons.append(Reason(code=Code.COMPILED, message=message, hint=hint))
     return reasons
 
 
@@ -246,6 +269,8 @@ def _end_reasons(program: ProgramRecord, record: LaunchRecord) -> list[Reason]:
 
     An error that the launch as a whole got over is one all the same: what came after it was not made.
     """
+    if program.silenced is not None:
+        return [_silence(program.name, program.silenced, record)]
     if record.ended is not Ended.BY_ITSELF:
         return []
     if program.said_bye:
@@ -254,18 +279,13 @@ def _end_reasons(program: ProgramRecord, record: LaunchRecord) -> list[Reason]:
             return []
         message = f"{_error(raised)}, and the command went on"
         return [Reason(code=Code.RAISED, message=message)]
+    if program.went_on:
+        message = "it made calls after it had told its end, and what came of these is not known"
+        hint = "does something call compiled functions while Python shuts down, such as a __del__?"
+        return [Reason(code=Code.NO_EVIDENCE, message=message, hint=hint)]
     if record.missed_elsewhere:
         return []  # the collective that it was in has lost a rank
-    # The launcher acts when a program has ended, which is a moment after its error.
-    # One that the command got over is an excuse only where its own error is a reason.
-    blamed = record.programs if record.status != 0 else record.judged
-    failed = [
-        other.summary.t if other.summary else other.raised.t
-        for other in blamed
-        # What a rank says that has lost another one is no cause of that one's death.
-        if other.raised is not None and not any(words in other.raised.message for words in _PEER_LOST)
-    ]
-    if failed and (program.gone_unix is None or min(failed) < program.gone_unix):
+    if any(_may_have_ended(other, program, record) for other in record.programs):
         return []
     if program.gone_unix is not None and program.gone_unix > _first_death(record):
         return []  # the launcher ends the others when one has died
@@ -276,6 +296,44 @@ def _end_reasons(program: ProgramRecord, record: LaunchRecord) -> list[Reason]:
             hint="the launcher's own output says by what",
         )
     ]
+
+
+def _silence(who: str, error: int, record: LaunchRecord) -> Reason:
+    """Why a program could not say everything. It may have ended well; that is not known."""
+    if error in (errno.ENOSPC, errno.EDQUOT):
+        why = "no space is left" if error == errno.ENOSPC else "the disk quota is used up"
+        message = f"{record.store} takes no more, so {who} could not say everything: {why}"
+        hint = "flexwarm clean --max-size SIZE, or another store with --store DIR"
+        return Reason(code=Code.NO_SPACE, message=message, hint=hint)
+    why = f"error {errno.errorcode.get(error, error)}" if error else "it is not whole"
+    message = f"the event file of {who} could not be written any more: {why}"
+    return Reason(code=Code.NO_EVIDENCE, message=message, hint=f"is {record.store} still there, and its disk sound?")
+
+
+#: How soon a launcher kills the others where a program leaves. After longer than that, only a program is blamed for it of
+#: which it is known that it failed.
+_AT_ONCE_SECONDS = 5.0
+
+
+def _may_have_ended(other: ProgramRecord, program: ProgramRecord, record: LaunchRecord) -> bool:
+    """Whether another program failed before this one ended without a word, and in a way for which launchers kill."""
+    raised, summary = other.raised, other.summary
+    # What a rank says that has lost another one is no cause of that one's death.
+    said = raised.message if raised is not None else summary.why if summary is not None else ""
+    if any(words in said for words in _PEER_LOST):
+        return False
+    # The launcher acts when a program has ended, which is a moment after its error.
+    if raised is not None:
+        # One that the command got over is an excuse only where its own error is a reason.
+        at = summary.t if summary is not None else raised.t
+        return (record.status != 0 or other in record.judged) and (program.gone_unix is None or at < program.gone_unix)
+    if record.status == 0 or summary is None or summary.how == "exec" or summary.status == 0 or not other.said_bye:
+        return False
+    # A program that only looks whether there is a GPU may say by its status that there is none.
+    known = summary.status is not None and other in record.judged
+    if program.gone_unix is None:
+        return known
+    return summary.t < program.gone_unix and (known or program.gone_unix - summary.t < _AT_ONCE_SECONDS)
 
 
 def _first_death(record: LaunchRecord) -> float:
@@ -399,15 +457,34 @@ def _command_reasons(record: LaunchRecord) -> list[Reason]:
 
 
 def _how_it_failed(record: LaunchRecord) -> str:
-    failed = next((p for p in sorted(record.programs, key=_failed_at) if p.raised is not None), None)
+    failed = [program for program in record.programs if program.raised or (_left(program) and program in record.judged)]
+    # A program of which nothing else is known, if the command ended as it did.
+    failed = failed or [program for program in record.programs if _left(program) == record.status]
+    first = min(failed, key=_failed_at, default=None)
     why = ""
-    if failed is not None and failed.raised is not None:
-        why = f"; {failed.name}: {_error(failed.raised)}"
+    if first is not None:
+        told = _error(first.raised) if first.raised is not None else _leave(first)
+        why = f"; {first.name}: {told}"
     return f"the command {describe_status(record.status)}{why}"
 
 
 def _failed_at(program: ProgramRecord) -> float:
-    return program.raised.t if program.raised is not None else float("inf")
+    if program.raised is not None:
+        return program.raised.t
+    return program.summary.t if program.summary is not None else float("inf")
+
+
+def _left(program: ProgramRecord) -> int:
+    """The status with which a program ended by itself, where that is known and is not 0."""
+    summary = program.summary
+    return summary.status or 0 if summary is not None and program.said_bye else 0
+
+
+def _leave(program: ProgramRecord) -> str:
+    """How a program left, on one line."""
+    why = next(iter(program.summary.why.splitlines()), "") if program.summary is not None else ""
+    told = f" {why}" if why.startswith("at ") else f": {why}" if why else ""
+    return f"exit status {_left(program)}{told}"
 
 
 def _error(raised: Raised) -> str:
@@ -433,6 +510,9 @@ def describe_status(status: int) -> str:
 def _coverage_reasons(record: LaunchRecord, expected: Expectation) -> list[Reason]:
     """Nobody may be missing: a rank that did not report, a program that could not be observed, or all of them."""
     reasons = [Reason(code=Code.REFUSED, message=refused.message, hint=refused.hint) for refused in record.nameless]
+    # One that was killed as it began could say nothing either, and is not missed where the launch was ended.
+    well = record.ended is Ended.BY_ITSELF and record.status == 0
+    reasons += [_silence("a program", error, record) for error in dict.fromkeys(record.silenced) if error or well]
     for unseen in record.unseen:
         why = (read(unseen.argv).blind if unseen.argv else "") or "its environment or its path was changed on the way"
         reasons.append(
@@ -491,7 +571,7 @@ def _missing_by_their_own_words(record: LaunchRecord) -> list[Reason]:
     return reasons
 
 
-def _node_reasons(record: LaunchRecord, cold_nodes: bool) -> list[Reason]:
+def _node_reasons(record: LaunchRecord, verified: bool) -> list[Reason]:
     """What speaks against other nodes, and a toolchain that is not the same on all. Misses here are told by the ranks."""
     known = record.nodes
     called = nodes.names(known)
@@ -500,7 +580,7 @@ def _node_reasons(record: LaunchRecord, cold_nodes: bool) -> list[Reason]:
         if finding.what is NodeFinding.FINGERPRINT:
             hint = "make the nodes the same; flexwarm fingerprint prints what a node has"
             reasons.append(Reason(code=Code.FINGERPRINT_CHANGED, message=finding.message, hint=hint))
-        elif finding.what is NodeFinding.COLD and cold_nodes and finding.node != record.own_node:
+        elif finding.what is NodeFinding.COLD and verified and finding.node != record.own_node:
             hint = "flexwarm build -- with this launch line on all nodes"
             reasons.append(Reason(code=Code.NO_BUCKET, message=finding.message, hint=hint))
     for node, what in sorted(record.missed_elsewhere.items()):

@@ -29,6 +29,7 @@ from typing import Any
 
 from flexwarm import canonical
 from flexwarm.canonical import StrEnum
+from flexwarm.typed import wrong_field
 
 #: Components that a sentence names.
 _NAMED = 3
@@ -58,9 +59,10 @@ class NodeFacts:
     def from_json(cls, data: Mapping[str, Any]) -> NodeFacts | None:
         """Inverse of :func:`flexwarm.canonical.plain`; None for what another flexwarm says, which is then not compared."""
         try:
-            return cls(**data)
+            facts = cls(**data)
         except TypeError:
             return None
+        return facts if wrong_field(facts) is None else None
 
 
 class NodeFinding(StrEnum):

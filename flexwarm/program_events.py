@@ -6,6 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, TypeAlias
 
+#: The name of an event file and this: a link to the number of the error for which that file could not be made or opened.
+SILENCED: Final = ".silenced"
+#: A file that could not be written any more has the number of the error as its time, in seconds since 1970: that needs no
+#: space. No other time is below this.
+ERROR_TIMES: Final = 4096
+
 #: In the command line of Inductor's own helpers, which compile for the program that started them; that one says what they did.
 COMPILE_WORKER: Final = "compile_worker"
 
@@ -49,6 +55,20 @@ class Forked:
     pid: int
     started: int
     image: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Silenced:
+    """In the file of a program: what it had forked could not make a file of its own, so nothing is known of that child.
+
+    Attributes:
+        error: number of the error.
+    """
+
+    KIND: ClassVar[str] = "silenced"
+    t: float
+    pid: int
+    error: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +163,9 @@ class Summary:
         counters: torch's own counts of the cache layers, as in :class:`flexwarm.events.JobDone`; empty if it loaded none.
         checks: thread -> how often torch asked it whether FX traces.
         how: ``exit``, ``os._exit`` or ``exec``.
+        status: the exit status, as far as the program can know it: see :mod:`flexwarm.attach.leaving`.
+        why: of a status that is not 0: the error that was being handled when it was asked for, the words that the program
+            left with, or the place where it asked.
     """
 
     KIND: ClassVar[str] = "summary"
@@ -150,6 +173,8 @@ class Summary:
     counters: Mapping[str, int]
     checks: Mapping[str, int]
     how: str
+    status: int | None = None
+    why: str = ""
 
 
-ProgramEvent: TypeAlias = Program | Forked | Placed | Called | Held | Spent | Raised | Moved | Nodes | Summary
+ProgramEvent: TypeAlias = Program | Forked | Silenced | Placed | Called | Held | Spent | Raised | Moved | Nodes | Summary

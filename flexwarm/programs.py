@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from flexwarm.calls import CompiledCall
@@ -12,7 +12,19 @@ from flexwarm.canonical import StrEnum, digest
 from flexwarm.commandline import title
 from flexwarm.events import Answer, Bye, Compiled, Dense, Event, Hang, Hazard, Layer, Lookup, Refused, Settings, Sources
 from flexwarm.nodes import NodeFacts
-from flexwarm.program_events import COMPILE_WORKER, Called, Held, Moved, Nodes, Placed, Program, Raised, Spent, Summary
+from flexwarm.program_events import (
+    COMPILE_WORKER,
+    Called,
+    Held,
+    Moved,
+    Nodes,
+    Placed,
+    Program,
+    Raised,
+    Silenced,
+    Spent,
+    Summary,
+)
 
 E = TypeVar("E")
 
@@ -38,16 +50,26 @@ class Unseen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SeenCompiler:
+    """A compiler among the launch's processes, whoever started it: a build tool, a shell, or a program that reports it too."""
+
+    pid: int
+    argv: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
     """What one program said, in its order.
 
     Attributes:
         gone_unix: when the process was first seen to be gone, while the command still ran; None if it was not, or is
             on another machine.
+        silenced: the number of the error for which it could not go on to say what it had to say; None if it could.
     """
 
     events: tuple[Event, ...]
     gone_unix: float | None
+    silenced: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +98,11 @@ class GraphRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgramRecord:
-    """One observed program."""
+    """One observed program.
+
+    Attributes:
+        silenced: as :attr:`Told.silenced`, of it or of what it has forked.
+    """
 
     program: Program
     place: Mapping[str, int]
@@ -94,6 +120,12 @@ class ProgramRecord:
     summary: Summary | None
     said_bye: bool
     gone_unix: float | None
+    silenced: int | None = None
+
+    @property
+    def went_on(self) -> bool:
+        """It made calls after it had said that it ends, and not to put another program in its place."""
+        return not self.said_bye and self.summary is not None and self.summary.how != "exec"
 
     @property
     def rank(self) -> int | None:
@@ -126,7 +158,8 @@ class ProgramRecord:
         Lookups that torch counted and nobody saw are such a thing.
         """
         counted = self.summary is not None and any(self.summary.counters.values())
-        return bool(self.used_torch or self.hazards or self.hang or self.refused or counted)
+        silenced = self.silenced is not None
+        return bool(self.used_torch or self.hazards or self.hang or self.refused or counted or silenced)
 
     @property
     def lookups(self) -> tuple[Lookup, ...]:
@@ -166,6 +199,8 @@ class LaunchRecord:
         signum: the signal with which we were asked to end it, if we were.
         left: processes that outlived it.
         nameless: observers that could not begin, in programs that could not even say who they are.
+        silenced: of programs that could say nothing at all: the number of the error, or 0 where that is not known.
+        store: where they wrote: the store, or another directory if that can only be read.
     """
 
     status: int
@@ -176,6 +211,9 @@ class LaunchRecord:
     unseen: tuple[Unseen, ...]
     left: tuple[int, ...]
     nameless: tuple[Refused, ...] = ()
+    compilers: tuple[SeenCompiler, ...] = ()
+    silenced: tuple[int, ...] = ()
+    store: str = ""
     ranks: Mapping[int, ProgramRecord] = field(default_factory=dict)
 
     @property
@@ -213,6 +251,8 @@ def fold_launch(
     seconds: float,
     unseen: Sequence[Unseen],
     left: Sequence[int],
+    compilers: Sequence[SeenCompiler] = (),
+    store: str = "",
 ) -> LaunchRecord:
     """The record of a launch."""
     programs = tuple(_fold_program(part) for one in told for part in _parts(one))
@@ -226,6 +266,9 @@ def fold_launch(
         unseen=tuple(unseen),
         left=tuple(left),
         nameless=tuple(strangers),
+        compilers=tuple(compilers),
+        silenced=tuple(one.silenced or 0 for one in told if not one.events),
+        store=store,
         ranks=_ranks(programs),
     )
 
@@ -242,7 +285,8 @@ def _parts(told: Told) -> list[Told]:
     if not starts or starts[0] != 0:
         return []
     ends = [*starts[1:], len(told.events)]
-    return [Told(events=told.events[start:end], gone_unix=told.gone_unix) for start, end in zip(starts, ends, strict=True)]
+    parts = [Told(events=told.events[start:end], gone_unix=told.gone_unix) for start, end in zip(starts, ends, strict=True)]
+    return [*parts[:-1], replace(parts[-1], silenced=told.silenced)]
 
 
 def _ranks(programs: Sequence[ProgramRecord]) -> dict[int, ProgramRecord]:
@@ -268,6 +312,7 @@ def _fold_program(told: Told) -> ProgramRecord:
     assert isinstance(program, Program)
     places = _of(Placed, said)
     sources = _of(Sources, said)
+    silenced = [told.silenced, *(event.error for event in _of(Silenced, said))]
     return ProgramRecord(
         program=program,
         place=places[-1].place if places else program.place,
@@ -285,6 +330,7 @@ def _fold_program(told: Told) -> ProgramRecord:
         summary=_last(_of(Summary, said)),
         said_bye=_ended_well(said),
         gone_unix=told.gone_unix,
+        silenced=next((error for error in silenced if error is not None), None),
     )
 
 

@@ -20,6 +20,9 @@ import time
 #: In the environment of every process of a run, whatever session or group it moves itself to.
 MARKER = "FLEXWARM_RUN"
 
+#: How long the processes of a run have for their end when they are asked to, before they are killed.
+ASKED_SECONDS = 2.0
+
 _PR_SET_CHILD_SUBREAPER = 36
 _ADDR_NO_RANDOMIZE = 0x0040000
 
@@ -143,15 +146,15 @@ def _belongs(pid: int, run: str) -> bool:
         return False
 
 
-def _kill(pid: int, run: str) -> None:
-    """Kill one process by a handle of it: between reading and killing, its number may have become another's."""
+def _signal(pid: int, run: str, signum: int) -> None:
+    """Send it by a handle of the process: between reading and killing, its number may have become another's."""
     try:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:
         return  # it ended, which is what was wanted
     try:
         if _belongs(pid, run):
-            signal.pidfd_send_signal(handle, signal.SIGKILL)
+            signal.pidfd_send_signal(handle, signum)
     except ProcessLookupError:
         pass
     finally:
@@ -170,7 +173,7 @@ def kill_run(run: str, seconds: float = 5.0) -> list[int]:
         if not alive or time.monotonic() > deadline:
             return alive
         for pid in alive:
-            _kill(pid, run)
+            _signal(pid, run, signal.SIGKILL)
         time.sleep(0.01)
 
 
@@ -179,6 +182,12 @@ def main(run: str) -> None:
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)
     if sys.stdin.buffer.read() != b"done":
+        # Asked first: a launcher has reserved what only it gives back, such as a job of Slurm's.
+        for pid in members(run):
+            _signal(pid, run, signal.SIGTERM)
+        deadline = time.monotonic() + ASKED_SECONDS
+        while members(run) and time.monotonic() < deadline:
+            time.sleep(0.01)
         kill_run(run, seconds=30.0)
 
 

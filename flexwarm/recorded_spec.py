@@ -155,7 +155,9 @@ def _notes(record: LaunchRecord) -> Iterable[str]:
     for refused in (*record.nameless, *(refused for program in record.programs for refused in program.refused)):
         yield f"not all was seen: {refused.message}"
     for program in record.judged:
-        if not program.said_bye:
+        if program.silenced is not None:
+            yield f"the event file of {program.name} could not be written to its end: calls may be missing"
+        elif not program.said_bye:
             yield f"{program.name} ended without a word: calls may be missing"
         if any(graph.call is None and graph.compiled for graph in program.graphs):
             yield f"{program.name} compiled something in a way that is not seen call by call: it is missing"

@@ -114,17 +114,24 @@ def answered(layer: Layer, new: Lookup) -> Change:
     return lambda events: [new if isinstance(event, Lookup) and event.layer is layer else event for event in events]
 
 
-def record(said: Sequence[Sequence[Event]], *, gone: Sequence[float | None] = (), **changes: Any) -> LaunchRecord:
+def record(
+    said: Sequence[Sequence[Event]],
+    *,
+    gone: Sequence[float | None] = (),
+    silenced: Sequence[int | None] = (),
+    **changes: Any,
+) -> LaunchRecord:
     # Through the text form, as it comes from a program.
     told = [
         Told(
             events=tuple(from_line(to_line(event)) for event in events),
             gone_unix=gone[number] if number < len(gone) else None,
+            silenced=silenced[number] if number < len(silenced) else None,
         )
         for number, events in enumerate(said)
     ]
     values: dict[str, Any] = {
-        "status": 0, "ended": Ended.BY_ITSELF, "signum": None, "seconds": 12.0, "unseen": (), "left": (),
+        "status": 0, "ended": Ended.BY_ITSELF, "signum": None, "seconds": 12.0, "unseen": (), "left": (), "store": "/store",
     }  # fmt: skip
     return fold_launch(told, **{**values, **changes})
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import stat
 import sys
 import threading
 import time
@@ -11,11 +12,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from flexwarm import reaper
-from flexwarm.events import Event
+from flexwarm.events import Bye, Event
 from flexwarm.observation import Observation, OnMiss
 from flexwarm.observer import threads
 from flexwarm.observer.recorder import Recorder, Seat
-from flexwarm.program_events import Forked, Held, Program, Spent
+from flexwarm.program_events import SILENCED, Forked, Held, Program, Silenced, Spent
 from flexwarm.request import Purpose
 
 #: How long a program stands still at a miss before it ends itself, for want of a parent that ends it.
@@ -51,6 +52,7 @@ class ProgramRecorder(Recorder):
     Attributes:
         subject_here: in a few words what that compile is of.
         before_hold: called before this program stands still at a miss.
+        said_bye: the last that this process said is that it ends.
     """
 
     def __init__(self, observation: Observation, describe: Callable[[int | None], Program]) -> None:
@@ -58,6 +60,7 @@ class ProgramRecorder(Recorder):
         self._seating = threading.Lock()
         self._checks: dict[str, int] = {}
         self._mute = False
+        self.said_bye = False
         self._warned: set[str] = set()
         self.subject_here: Callable[[], str] = lambda: ""
         self.before_hold: Callable[[], None] = lambda: None
@@ -75,22 +78,40 @@ class ProgramRecorder(Recorder):
     def after_fork(self) -> None:
         """In the child: one line to the parent's file. It gets a file of its own when it has something to say itself."""
         self._seating = threading.Lock()
+        self.said_bye = False
         pid = os.getpid()
         self._write(Forked(t=time.time(), pid=pid, started=reaper.started(pid), image=reaper.image(pid)))
 
     def emit(self, event: Event) -> None:
         """A file that cannot be written any more, on a full disk, is no reason to end a user's program.
 
-        Nothing is said from then on, also not how the program ended: what is missing in between could be a hazard.
+        Nothing is said from then on, also not how the program ended: what is missing in between could be a hazard. That it
+        is so is left as a sign.
         """
         if os.getpid() != self._pid:
             parent, self._pid = self._pid, os.getpid()
-            if self._is_open():
-                os.close(self._fd)
-            self._file = self._path()
-            self._reopen()
+            self._begin_own_file()
             self._write(self._describe(parent))
+        self.said_bye = isinstance(event, Bye)
         self._write(event)
+
+    def _begin_own_file(self) -> None:
+        """In a forked child. If it cannot have one, the parent's file says so, or else has the sign."""
+        if self._mute:
+            return
+        try:
+            own = self._open(self._path())
+        except OSError as error:
+            if self._is_open():
+                self._write(Silenced(t=time.time(), pid=self._pid, error=error.errno or 0))
+                self._mute = True
+            else:
+                self._file = self._path()
+                self._fall_silent(error)
+            return
+        if self._is_open():
+            os.close(self._fd)
+        self._file, self._fd, self._identity = self._path(), own, _identity(own)
 
     def _write(self, event: Event) -> None:
         if not self._mute and not self._is_open():
@@ -98,8 +119,23 @@ class ProgramRecorder(Recorder):
         if not self._mute:
             try:
                 super()._write(event)
-            except OSError:
-                self._mute = True
+            except OSError as error:
+                self._fall_silent(error)
+
+    def _fall_silent(self, error: OSError) -> None:
+        """Leave a sign for the parent that needs no space: the file's time, or where there is no file a link beside it."""
+        self._mute = True
+        number = error.errno or 0
+        try:
+            if self._is_open() and stat.S_ISREG(os.fstat(self._fd).st_mode):
+                os.utime(self._fd, (number, number))
+                return
+        except OSError:
+            pass  # the disk itself fails
+        try:
+            os.symlink(str(number), f"{self._file}{SILENCED}")
+        except OSError:
+            pass  # there is no way left to say anything: what is then missing is the end of the program
 
     def _is_open(self) -> bool:
         """A program that closes all its descriptors, as a daemon does, may have opened a file of its own under our number."""
@@ -109,8 +145,8 @@ class ProgramRecorder(Recorder):
         try:
             self._fd = self._open(self._file)
             self._identity = _identity(self._fd)
-        except OSError:
-            self._mute = True
+        except OSError as error:
+            self._fall_silent(error)
 
     @property
     def has_a_file(self) -> bool:
@@ -119,20 +155,30 @@ class ProgramRecorder(Recorder):
 
     # ---- seats ---------------------------------------------------------------------------------------------------------
 
+    #: Where the threads of autograd count, for nobody: so they are known at their next call without another look.
+    _engines = Seat(job="", device="", lane=None, thread=0)
+
     @property
     def own_seat(self) -> Seat | None:
-        seat: Seat | None = getattr(self._here, "seat", None)
-        return seat if seat is not None else self._take_seat()
+        seat: Seat | None = getattr(self.here, "seat", None)
+        seat = seat if seat is not None else self._take_seat()
+        return seat if seat is not self._engines else None
 
     @property
     def has_seat(self) -> bool:
         """Whether the calling thread has made a compiled call."""
-        return getattr(self._here, "seat", None) is not None
+        seat = getattr(self.here, "seat", None)
+        return seat is not None and seat is not self._engines
 
-    def _take_seat(self) -> Seat | None:
+    def forget_engine(self) -> None:
+        if getattr(self.here, "seat", None) is self._engines:
+            del self.here.seat
+
+    def _take_seat(self) -> Seat:
         ident = threading.get_ident()
         if ident != threading.main_thread().ident and threads.is_engines(ident):
-            return None
+            self.here.seat = self._engines
+            return self._engines
         with self._seating:
             alive = {thread.ident for thread in threading.enumerate()}
             for job, seat in list(self._seats.items()):
@@ -143,7 +189,7 @@ class ProgramRecorder(Recorder):
             number = 0 if main else next(n for n in range(1, len(self._seats) + 2) if f"lane-{n}" not in self._seats)
             # Without a lane's number: `name_of` then says the thread's own name, which a user knows.
             seat = Seat(job=f"lane-{number}", device=self.device_here(), lane=None, thread=ident)
-            self._here.seat = self._seats[seat.job] = seat
+            self.here.seat = self._seats[seat.job] = seat
         return seat
 
     def name_of_caller(self) -> str:
@@ -170,7 +216,8 @@ class ProgramRecorder(Recorder):
                 self.emit(Held(t=time.time(), job=self.job, graph=graph))
                 self.before_hold()
                 # Not an exception: the program's own handlers, and other ranks in a collective, would make it another story.
-                time.sleep(HELD_SECONDS)
+                # One that could not say that it stands here would wait for nobody.
+                time.sleep(0.0 if self._mute else HELD_SECONDS)
                 os._exit(HELD_STATUS)
 
     def _warn(self, graph: str) -> None:

@@ -24,6 +24,7 @@ import torch
 
 from flexwarm import __version__, environment, reaper
 from flexwarm.attach import imports
+from flexwarm.attach.leaving import Leaving
 from flexwarm.attach.meeting import Meeting
 from flexwarm.attach.recorder import ProgramRecorder, place_by_variables
 from flexwarm.calls import CompiledCall
@@ -57,6 +58,12 @@ def here() -> Attached | None:
     return _here
 
 
+def end() -> None:
+    """The interpreter ends, and nothing else of the program will run."""
+    if _here is not None:
+        _here.end()
+
+
 class Attached:
     """The observer of this process.
 
@@ -76,8 +83,11 @@ class Attached:
         self._moved: set[str] = set()
         self._called: dict[str, CompiledCall] = {}
         self._last = ""
+        self._triton_cache: dict[str, str] = {}
         self._began = time.time()
-        self._ended = False
+        self._leaving = Leaving()
+        #: With which status, and why, it said that it ends.
+        self._ended: tuple[int | None, str] | None = None
         #: torch's counters as they came with a fork: what they say is of the parent.
         self._inherited: dict[str, int] = {}
 
@@ -94,7 +104,8 @@ class Attached:
         self._when("torch._inductor.compile_fx", self._watch_inductor)
         self._when("torch._inductor.runtime.triton_heuristics", lambda: compilers.watch_autotune(api, recorder))
         self._when("torch._higher_order_ops.flex_attention", lambda: dense.watch(api, recorder))
-        self._when("triton", lambda: compilers.watch_triton(recorder))
+        self._when("triton", self._watch_triton)
+        self._when("triton.runtime.autotuner", lambda: compilers.watch_kernel_autotune(api, recorder))
 
     def _when(self, module: str, action: Callable[[], None]) -> None:
         imports.after(module, lambda: self._try(module, action))
@@ -131,6 +142,10 @@ class Attached:
         self.recorder.graph_here = lambda: graphs.current_graph() or self._last
         self.recorder.subject_here = self._subject_here
         self.recorder.before_hold = self._before_hold
+
+    def _watch_triton(self) -> None:
+        compilers.watch_triton(self.recorder)
+        self._triton_cache = compilers.triton_cache()
 
     def _graph(self, call: CompiledCall) -> None:
         """Dynamo hands a graph to Inductor, in this thread."""
@@ -201,39 +216,50 @@ class Attached:
         for name in {*self._environ, *os.environ} - self._moved:
             old, new = self._environ.get(name), os.environ.get(name)
             if old != new and environment.effect(name) in (Effect.MOVES, Effect.DISABLES):
-                self._moved.add(name)
-                self.recorder.emit(Moved(t=time.time(), name=name, old=old, new=new))
+                self._say_moved(name, old, new)
+        # What a program sets on Triton itself need not show in the environment; where it does, it was told just now.
+        now = compilers.triton_cache() if self._triton_cache and not self._moved else {}
+        for name, new in now.items():
+            if new != self._triton_cache[name]:
+                self._say_moved(name, self._triton_cache[name], new)
+
+    def _say_moved(self, name: str, old: str | None, new: str | None) -> None:
+        self._moved.add(name)
+        self.recorder.emit(Moved(t=time.time(), name=name, old=old, new=new))
 
     # ---- how it ends ---------------------------------------------------------------------------------------------------
 
     def _follow_ends(self) -> None:
         """Say so when the program ends by itself: one that ends without a word was killed."""
         os.register_at_fork(after_in_child=self._after_fork)
-        atexit.register(self._end, "exit")
+        atexit.register(self.end)
         leave, replace, replace_with = os._exit, os.execv, os.execve
 
         @functools.wraps(leave)
         def telling_exit(status: int) -> NoReturn:
+            caller = sys._getframe(1)
             try:
-                self._end("os._exit")
+                self._end("os._exit", self._leaving.at_once(status, caller))
             finally:
                 leave(status)
 
         @functools.wraps(replace)
         def telling_execv(path: Any, argv: Any, /) -> Any:
-            self._end("exec")
+            self._end("exec", None)
             return replace(path, argv)
 
         @functools.wraps(replace_with)
         def telling_execve(path: Any, argv: Any, env: Any) -> Any:
-            self._end("exec")
+            self._end("exec", None)
             return replace_with(path, argv, env)
 
         os._exit, os.execv, os.execve = telling_exit, telling_execv, telling_execve
+        self._follow_statuses()
         hook = sys.excepthook
 
         @functools.wraps(hook)
         def telling_hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> Any:
+            self._leaving.raised(error)
             self._try("the error of its end", lambda: self._raised(kind, error, trace))
             hook(kind, error, trace)
 
@@ -249,6 +275,29 @@ class Attached:
             thread_hook(told)
 
         threading.excepthook = telling_thread_hook
+
+    def _follow_statuses(self) -> None:
+        """``sys.exit``, and ``exit`` and ``quit``, which raise by themselves."""
+        leave, site = sys.exit, sys.modules.get("_sitebuiltins")
+
+        @functools.wraps(leave)
+        def telling_sys_exit(*status: Any) -> NoReturn:
+            caller = sys._getframe(1)
+            self._try("its exit", lambda: self._leaving.ask(status[0] if status else None, caller))
+            leave(*status)
+
+        sys.exit = telling_sys_exit
+        if site is None:  # python -S
+            return
+        ask = site.Quitter.__call__
+
+        @functools.wraps(ask)
+        def telling_quitter(quitter: Any, code: Any = None) -> Any:
+            caller = sys._getframe(1)
+            self._try("its exit", lambda: self._leaving.ask(code, caller))
+            return ask(quitter, code)
+
+        site.Quitter.__call__ = telling_quitter
 
     def _raised(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         frames = traceback.extract_tb(trace)
@@ -267,14 +316,20 @@ class Attached:
         if self.guard is not None:
             self.guard.after_fork()
 
-    def _end(self, how: str) -> None:
-        if self._ended or not self.recorder.has_a_file:
+    def end(self) -> None:
+        """The interpreter ends. What the program does after that, in functions of ``atexit``, is told by another call."""
+        self._end("exit", self._leaving.at_exit())
+
+    def _end(self, how: str, left: tuple[int | None, str] | None) -> None:
+        """``left``: with which status, and why; None where another program takes the place of this one."""
+        over = left is not None and left == self._ended and self.recorder.said_bye
+        if over or not self.recorder.has_a_file:
             return
-        self._ended = how != "exec"
-        self._try("its end", lambda: self._tell_end(how))
+        self._ended = left
+        self._try("its end", lambda: self._tell_end(how, left or (None, "")))
         self.recorder.emit(Bye(t=time.time()))
 
-    def _tell_end(self, how: str) -> None:
+    def _tell_end(self, how: str, left: tuple[int | None, str]) -> None:
         recorder = self.recorder
         self.meeting.end(wait=how == "exit")
         self._follow_variables()
@@ -284,7 +339,8 @@ class Attached:
                 self.guard.at_rest()
             self._tell_sources()
         counters = {name: count - self._inherited.get(name, 0) for name, count in self._count().items()}
-        recorder.emit(Summary(t=time.time(), counters=counters, checks=recorder.checks(), how=how))
+        checks = recorder.checks()
+        recorder.emit(Summary(t=time.time(), counters=counters, checks=checks, how=how, status=left[0], why=left[1]))
 
     def _count(self) -> dict[str, int]:
         return caches.read_counters(self._api) if "torch._dynamo.utils" in sys.modules else {}

@@ -63,9 +63,14 @@ def launch_and_render(session: Session, options: LaunchOptions, operation: Launc
     return int(result.verdict.exit_code)
 
 
-def operate(session: Session, options: LaunchOptions, operation: LaunchOperation) -> LaunchResult:
+def operate(
+    session: Session,
+    options: LaunchOptions,
+    operation: LaunchOperation,
+    on_end: Callable[[int], None] = lambda code: None,
+) -> LaunchResult:
     """Run ``operation``; what it has to tell meanwhile goes to standard error."""
-    watcher = LaunchWatcher(notify=lambda text: session.say(f"flexwarm: {text}"))
+    watcher = LaunchWatcher(notify=lambda text: session.say(f"flexwarm: {text}"), on_end=on_end)
     return operation(options, dict(os.environ), watcher)
 
 

@@ -101,8 +101,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
             sys.stdout = stdout
         code = _write(held.getvalue(), code)
     except Interrupted as error:
-        os._exit(error.exit_code)  # while the last words were being said
-    sys.exit(code)
+        os._exit(session.exit_code(error.exit_code))  # while the last words were being said
+    sys.exit(session.exit_code(code))
 
 
 def _run(arguments: list[str], session: Session) -> int:

@@ -45,7 +45,7 @@ def command(
     from flexwarm.ops.run_launch import run_launch
 
     options = launch_options(session, argv, limits, lock_wait_seconds, guard, backward, expect_ranks)
-    result = operate(session, options, partial(run_launch, on_miss=OnMiss(on_miss)))
+    result = operate(session, options, partial(run_launch, on_miss=OnMiss(on_miss)), session.job_ended)
     code = result.command_exit_code if result.command_exit_code is not None else int(result.verdict.exit_code)
     # The command's own output has standard output for itself.
     render_result(session, result, exit_code=code, to_stderr=True)

@@ -27,6 +27,8 @@ class Session:
         verbosity: -1 quiet, 0 normal, 1 or more verbose.
         store: the store's root as given, or None for the default.
         trust_shared: use a store that other users can write.
+        job_exit_code: what the user's real job ended with, once it has: whatever goes wrong after that is told, and takes
+            the job's exit code from nobody who waits for it.
     """
 
     command: str = ""
@@ -34,6 +36,14 @@ class Session:
     verbosity: int = 0
     store: Path | None = None
     trust_shared: bool = False
+    job_exit_code: int | None = None
+
+    def job_ended(self, code: int) -> None:
+        self.job_exit_code = code
+
+    def exit_code(self, code: int) -> int:
+        """What the process ends with, where a command came to ``code``."""
+        return code if self.job_exit_code is None else self.job_exit_code
 
     @property
     def json(self) -> bool:
@@ -55,6 +65,7 @@ class Session:
 
     def fail(self, message: str, hint: str, code: int) -> int:
         """Say why the command cannot go on: to people on standard error, to machines as JSON."""
+        code = self.exit_code(code)
         if self.json:
             self.emit_json({"verdict": None, "exit_code": int(code), "error": {"message": message, "hint": hint}})
         try:

@@ -4,64 +4,18 @@ from __future__ import annotations
 
 import functools
 import os
-import re
-import shlex
 import sys
 import time
-from collections.abc import Sequence
+import weakref
 from typing import Any
 
+from flexwarm.compiler_lines import classify, split
 from flexwarm.events import Answer, Layer
 from flexwarm.observer.caches import say
 from flexwarm.observer.recorder import Recorder
 from flexwarm.observer.torch_api import TorchApi
 
-_COMPILER = re.compile(r"(?:[\w.]+-)*(?:g\+\+|gcc|c\+\+|cc|clang\+\+|clang|icpx|icx|icpc|nvcc|cicc|ptxas|hipcc)(?:-[\d.]+)?")
-_SOURCES = (".c", ".C", ".cc", ".cpp", ".cxx", ".cu", ".h", ".hpp", ".ptx", ".s", ".o")
-_SHELLS = ("sh", "bash", "dash", "zsh")
-_LAUNCHERS = ("env", "ccache", "sccache", "distcc", "nice", "ionice", "timeout", "exec", "command", "time")
 _EVENTS = ("subprocess.Popen", "os.posix_spawn", "os.exec", "os.system")
-
-
-def classify(argv: Sequence[str]) -> str | None:
-    """What a command line compiles: ``cxx``, ``header`` or ``triton``; None if it compiles nothing.
-
-    Asking a compiler for its version and preprocessing with ``-E`` leave nothing behind; torch does both when warm.
-    Looks into ``sh -c`` and behind launchers such as ``ccache``; a build tool's own children are not seen.
-    """
-    words = list(argv)
-    while words and os.path.basename(words[0]) in _LAUNCHERS:
-        # Its own options and their values come first; what it starts is the first word that we know.
-        words = words[next((n for n, word in enumerate(words) if n and _is_known(word)), len(words)) :]
-    while words and "=" in words[0] and not words[0].startswith("-"):
-        words = words[1:]  # an assignment before a command
-    if not words:
-        return None
-    name = os.path.basename(words[0])
-    if name in _SHELLS:
-        option = next((n for n, word in enumerate(words) if re.fullmatch(r"-\w*c", word)), None)
-        script = words[option + 1 : option + 2] if option is not None else []
-        found = (classify(_split(command)) for text in script for command in re.split(r"[;&|\n]+", text))
-        return next((what for what in found if what), None)
-    if not _COMPILER.fullmatch(name):
-        return None
-    if "-E" in words or not any(word.endswith(_SOURCES) or word.startswith(("-x", "@")) for word in words[1:]):
-        return None
-    if name.startswith("ptxas"):
-        return "triton"
-    return "header" if any("c++-header" in word or word.endswith((".gch", ".pch")) for word in words) else "cxx"
-
-
-def _is_known(word: str) -> bool:
-    name = os.path.basename(word)
-    return name in _SHELLS or name in _LAUNCHERS or _COMPILER.fullmatch(name) is not None
-
-
-def _split(text: str) -> list[str]:
-    try:
-        return shlex.split(text)
-    except ValueError:  # an unbalanced quote: a shell would refuse it as well
-        return text.split()
 
 
 def watch_processes(recorder: Recorder) -> None:
@@ -83,7 +37,7 @@ def _argv(event: str, args: tuple[Any, ...]) -> list[str]:
         return ["sh", "-c", os.fsdecode(args[0])]
     raw = args[1]
     if isinstance(raw, (str, bytes, os.PathLike)):
-        return _split(os.fsdecode(raw))
+        return split(os.fsdecode(raw))
     return [os.fsdecode(item) for item in raw]
 
 
@@ -133,3 +87,33 @@ def watch_autotune(api: TorchApi, recorder: Recorder) -> None:
         return benchmark(self, *args, **kwargs)
 
     autotuner.benchmark_all_configs = reporting_benchmark
+
+
+def watch_kernel_autotune(api: TorchApi, recorder: Recorder) -> None:
+    """Report each tuning of a kernel under ``@triton.autotune``; without Triton's own cache each process tunes anew."""
+    autotuner = api.kernel_autotuner()
+    benchmark = autotuner._bench
+    told: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+    @functools.wraps(benchmark)
+    def reporting_benchmark(self: Any, *args: Any, **kwargs: Any) -> Any:
+        tuned = len(self.cache)
+        if told.get(self) != tuned:  # the first configuration of this tuning
+            told[self] = tuned
+            name = getattr(getattr(self, "base_fn", None), "__name__", "kernel")
+            recorder.compiled("autotune", f"@triton.autotune of {name}, {len(self.configs)} configurations")
+        return benchmark(self, *args, **kwargs)
+
+    autotuner._bench = reporting_benchmark
+
+
+def triton_cache() -> dict[str, str]:
+    """Where Triton keeps its files, and by which class: a program may set both without a variable of the environment."""
+    from triton import knobs
+
+    names = ("dir", "manager_class", "remote_manager_class")
+    return {f"triton.knobs.cache.{name}": _named(getattr(knobs.cache, name)) for name in names}
+
+
+def _named(value: Any) -> str:
+    return f"{value.__module__}.{value.__qualname__}" if isinstance(value, type) else str(value)

@@ -63,12 +63,13 @@ class GuardWatch:
 
     def start(self) -> None:
         tracing.observe_traces(self._api, self._trace)
-        tracing.observe_queries(self._api, self._query)
+        tracing.observe_queries(self._api, self._query, self._recorder.here)
         tracing.observe_patches(self._api, self._compile)
 
     def after_fork(self) -> None:
         """In a forked child: the traces and the lock are those of threads that it does not have."""
         self._lock, self._open = threading.Lock(), {}
+        self._recorder.forget_engine()
 
     def stop(self) -> None:
         """Take the hooks off again."""
@@ -104,6 +105,7 @@ class GuardWatch:
                     self._ended.append(trace)
 
     def _query(self, answer: bool) -> None:
+        """An answer that torch's question did not count by itself, in the thread's seat."""
         seat = self._recorder.own_seat
         if seat is not None:
             seat.checks += 1

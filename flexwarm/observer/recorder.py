@@ -45,13 +45,16 @@ class Recorder:
 
     A thread that runs a job takes a seat. Threads without one, such as autograd's own, work for a seated thread: for the
     only one, or for one on the device that they serve.
+
+    Attributes:
+        here: has the calling thread's seat as ``seat``, which counts its checks: no such attribute, or None, if it has none.
     """
 
     def __init__(self, path: Path, purpose: Purpose) -> None:
         self._fd = self._open(path)
         self._pid = os.getpid()
         self.purpose = purpose
-        self._here = threading.local()
+        self.here = threading.local()
         self._seats: dict[str, Seat] = {}
         #: The device that the calling thread serves, where it has no seat; empty if that cannot be known.
         self.device_here: Callable[[], str] = lambda: ""
@@ -67,17 +70,20 @@ class Recorder:
     def seat(self, job: str, device: str, lane: int | None) -> Iterator[Seat]:
         """The calling thread works on a job."""
         seat = Seat(job=job, device=device, lane=lane, thread=threading.get_ident())
-        self._here.seat = self._seats[job] = seat
+        self.here.seat = self._seats[job] = seat
         try:
             yield seat
         finally:
-            self._here.seat = None
+            self.here.seat = None
             del self._seats[job]
 
     @property
     def own_seat(self) -> Seat | None:
         """The calling thread's seat, if it has one."""
-        return getattr(self._here, "seat", None)
+        return getattr(self.here, "seat", None)
+
+    def forget_engine(self) -> None:
+        """In a forked child: the calling thread is the main one now, also if it was autograd's."""
 
     def seat_here(self) -> Seat | None:
         """The seat that the calling thread has, or works for."""

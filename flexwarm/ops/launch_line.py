@@ -8,7 +8,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO
 
@@ -21,13 +21,15 @@ from flexwarm.launch_verdict import Expectation, LaunchVerdict
 from flexwarm.manifest import JobEntry, Manifest
 from flexwarm.nodes import NodeFacts
 from flexwarm.observation import VARIABLE, Observation, OnMiss
+from flexwarm.ops import publish
 from flexwarm.ops.differences import settings_difference, variables_since_build
 from flexwarm.ops.prepare import PACKAGE, Machine, find_machine
 from flexwarm.ops.run import run_directory
 from flexwarm.plan import COMPILE_THREADS, bucket_environment
 from flexwarm.programs import Ended, LaunchRecord, ProgramRecord, fold_launch
-from flexwarm.reasons import Code, Reason
+from flexwarm.reasons import Code, Kind, Reason, weigh
 from flexwarm.request import Backward, Conduct, Guard, Purpose
+from flexwarm.store import Bucket
 
 #: First on the path of every Python that the launch starts; holds a ``sitecustomize`` and nothing else.
 SITE = PACKAGE / "attach" / "site"
@@ -77,10 +79,15 @@ class PreparedLaunch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchWatcher:
-    """How an operation tells what goes on; it prints nothing itself."""
+    """How an operation tells what goes on; it prints nothing itself.
+
+    Attributes:
+        on_end: called with the command's own exit code once it has ended by itself.
+    """
 
     notify: Callable[[str], None]
     on_event: Callable[[Event], None] = lambda event: None
+    on_end: Callable[[int], None] = lambda code: None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,6 +212,7 @@ def _observe_in(
     variables: Mapping[str, str],
     patient: bool,
 ) -> LaunchRecord:
+    store = prepared.machine.store
     programs = directory / "programs"
     programs.mkdir()
     told = directory / "observation.json"
@@ -231,7 +239,12 @@ def _observe_in(
         environ={**environ, **added},
         directory=programs,
         run_id=directory.name,
-        conditions=Conditions(stdout=options.stdout, patient=patient, limit_seconds=options.limit_seconds),
+        conditions=Conditions(
+            stdout=options.stdout,
+            patient=patient,
+            limit_seconds=options.limit_seconds,
+            on_end=lambda status: watcher.on_end(_as_a_shell(status)),
+        ),
         on_event=watcher.on_event,
     )
     return fold_launch(
@@ -242,6 +255,8 @@ def _observe_in(
         seconds=run.seconds,
         unseen=run.unseen,
         left=run.left,
+        compilers=run.compilers,
+        store=str(store.root if directory.is_relative_to(store.root) else directory),
     )
 
 
@@ -328,11 +343,24 @@ def _differences(known: Manifest, entry: JobEntry, program: ProgramRecord) -> li
     return reasons
 
 
+def with_space(bucket: Bucket, verdict: LaunchVerdict) -> LaunchVerdict:
+    """A disk that is full is the likely cause where something failed, or was not said."""
+    every = [*verdict.reasons, *(reason for program in verdict.programs for reason in program.reasons)]
+    told = verdict.kind not in (Kind.BROKEN, Kind.UNKNOWN) or any(reason.code is Code.NO_SPACE for reason in every)
+    full = None if told else publish.no_space(bucket)
+    if full is None:
+        return verdict
+    kind, exit_code = weigh([full, *every], best=verdict.kind)
+    return replace(verdict, kind=kind, exit_code=exit_code, reasons=(full, *verdict.reasons))
+
+
 def command_exit_code(record: LaunchRecord) -> int | None:
     """As a shell would give it; None where the command did not end by itself."""
-    if record.ended is not Ended.BY_ITSELF:
-        return None
-    return record.status if record.status >= 0 else 128 - record.status
+    return _as_a_shell(record.status) if record.ended is Ended.BY_ITSELF else None
+
+
+def _as_a_shell(status: int) -> int:
+    return status if status >= 0 else 128 - status
 
 
 def result_of(

@@ -109,7 +109,10 @@ def require_marker(bucket: Bucket, run: str) -> None:
 
 def no_space(bucket: Bucket) -> Reason | None:
     """A compiler that found the disk full says only that it failed."""
-    room = os.statvfs(bucket.path)
+    try:
+        room = os.statvfs(bucket.path)
+    except OSError:
+        return None  # it was deleted meanwhile, and what speaks of that is the rest
     if room.f_bavail * room.f_frsize >= SPACE_BYTES and (room.f_favail > 0 or room.f_files == 0):
         return None
     return Reason(

@@ -24,6 +24,8 @@ from flexwarm.verdict import Verdict
 
 #: Runs whose requests, events and logs are kept in a bucket, the newest.
 RUNS_KEPT = 8
+#: What a directory of a run must at least take.
+_ROOM_BYTES = 64 * 1024
 #: In the directory of a run, locked while it goes on.
 _IN_USE = "in-use.lock"
 
@@ -140,7 +142,7 @@ def run_in(
 
 @contextmanager
 def run_directory(bucket: Bucket, name: str) -> Iterator[Path]:
-    """A new directory for one run, in the bucket; elsewhere when the bucket is another's and can only be read.
+    """A new directory for one run, in the bucket; elsewhere when that can only be read, or takes no more.
 
     The oldest ones go, but none whose run goes on: a launch may take days, and with a store that many nodes share there are
     more runs at once than are kept.
@@ -153,8 +155,24 @@ def run_directory(bucket: Bucket, name: str) -> Iterator[Path]:
                     shutil.rmtree(bucket.runs / old, ignore_errors=True)  # only logs: one that cannot go stays
             directory = bucket.runs / name
             directory.mkdir()
+            _require_room(directory)
             stack.enter_context(locks.mark_held(directory / _IN_USE))
         except (OSError, StoreError, UnsupportedError):
             directory = Path(tempfile.mkdtemp(prefix="flexwarm-")) / name
             directory.mkdir()
         yield directory
+
+
+def _require_room(directory: Path) -> None:
+    """Where not even this can be written, a run cannot be told what to do, nor say what it did.
+
+    Raises:
+        OSError: so it is; nothing is left there.
+    """
+    probe = directory / "room"
+    try:
+        probe.write_bytes(b"\0" * _ROOM_BYTES)
+        probe.unlink()
+    except OSError:
+        shutil.rmtree(directory, ignore_errors=True)
+        raise

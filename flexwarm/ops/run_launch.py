@@ -20,6 +20,7 @@ from flexwarm.ops.launch_line import (
     prepare_real_launch,
     result_of,
     why_missed,
+    with_space,
 )
 from flexwarm.ops.prepare import foreign_cache
 
@@ -47,7 +48,8 @@ def run_launch(options: LaunchOptions, environ: Mapping[str, str], watcher: Laun
         known = _manifest(prepared, watcher)
         record = observe(prepared, options, environ, watcher, on_miss=on_miss, known=known, patient=True)
         expected = expectation(prepared, options, known, disk=())
-        verdict = judge_verified_launch(record, expected, why_missed(prepared, known, record) if known else {})
+        why = why_missed(prepared, known, record) if known else {}
+        verdict = with_space(bucket, judge_verified_launch(record, expected, why))
         try:
             ledger.append(bucket, {"command": "run", "verdict": verdict.kind.value, "exit_code": int(verdict.exit_code)})
         except StoreError as error:

@@ -24,6 +24,7 @@ from flexwarm.ops.launch_line import (
     prepare_launch,
     result_of,
     why_missed,
+    with_space,
 )
 from flexwarm.ops.verify import corrupt, disabled_caches, fault_reason
 from flexwarm.programs import LaunchRecord
@@ -83,7 +84,7 @@ def _decide(
             raise Interrupted(record.signum)
         disk = [change.path for change in inventory.changed(before, inventory.snapshot(bucket))]
         expected = expectation(prepared, options, known, disk)
-        verdict = judge_verified_launch(record, expected, why_missed(prepared, known, record))
+        verdict = with_space(bucket, judge_verified_launch(record, expected, why_missed(prepared, known, record)))
         if verdict.kind is Kind.WARM:
             try:
                 ledger.append(bucket, {"command": "verify", "verdict": Kind.WARM.value, "exit_code": int(ExitCode.OK)})

@@ -19,6 +19,8 @@ from flexwarm.request import Guard
 
 #: A program's reasons beyond these are counted; -v shows all.
 _REASONS_SHOWN = 3
+#: Of a compiler's command line in JSON, in characters.
+_COMMAND = 400
 
 
 def launch_json(result: LaunchResult, exit_code: int) -> dict[str, Any]:
@@ -44,6 +46,7 @@ def launch_json(result: LaunchResult, exit_code: int) -> dict[str, Any]:
             "ended": record.ended.value if record else None,
             "programs": [_program_json(program) for program in record.programs] if record else [],
             "nodes": _nodes_json(record) if record else [],
+            "compilers": [{"pid": x.pid, "command": " ".join(x.argv)[:_COMMAND]} for x in record.compilers] if record else [],
         },
         "jobs": [_job_json(program) for program in result.verdict.programs],
         "guard": result.remedy,
@@ -78,6 +81,7 @@ def _program_json(program: ProgramRecord) -> dict[str, Any]:
         "place": dict(program.place),
         "forked_from": program.program.forked_from,
         "ended": program.summary.how if program.summary else None,
+        "status": program.summary.status if program.summary else None,
         "error": plain(program.raised) if program.raised else None,
     }
 

@@ -66,6 +66,7 @@ def run_worker(request: WorkerRequest, recorder: Recorder) -> None:
     if any(job.device != "cpu" for job in request.jobs):
         compilers.watch_triton(recorder)
         compilers.watch_autotune(api, recorder)
+        compilers.watch_kernel_autotune(api, recorder)
     config = lanes.read_settings(api)
     settled = canonical.digest(config)
     recorder.emit(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -139,6 +140,8 @@ FULL = "os.symlink('/dev/full', Path('words') / name())\n"
 def test_a_disk_that_is_full_from_the_beginning_ends_no_program(bench: Bench) -> None:
     done = bench.run(FULL + MAKE + "made.emit(bye())\nprint('done')", begin=BEGIN)
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+    (sign,) = (bench.base / "words").glob("*.silenced")
+    assert int(os.readlink(sign)) == errno.ENOSPC
 
 
 def test_who_could_not_say_something_says_nothing_more_and_so_not_how_it_ended(bench: Bench) -> None:
@@ -151,6 +154,39 @@ def test_who_could_not_say_something_says_nothing_more_and_so_not_how_it_ended(b
     done = bench.run(text)
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
     assert bench.kinds() == [["program"]]
+    (file,) = (bench.base / "words").iterdir()
+    assert file.stat().st_mtime == errno.EFBIG
+
+
+#: Something else lies where the file of this process belongs.
+TAKEN = "own = Path('words') / name()\nown.unlink(missing_ok=True)\nown.mkdir()\n"
+
+
+def test_a_file_that_cannot_be_opened_anew_leaves_a_sign_beside_it(bench: Bench) -> None:
+    done = bench.run(TAKEN + "os.closerange(3, 64)\nmade.emit(bye())\nmade.emit(bye())\nprint('done')")
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+    (sign,) = (bench.base / "words").glob("*.silenced")
+    assert int(os.readlink(sign)) == errno.EISDIR
+
+
+def test_a_forked_child_that_can_have_no_file_is_told_of_in_its_parents(bench: Bench) -> None:
+    """Nothing that it does is known, and its parent has said that it is no stranger."""
+    done = bench.run(
+        "os.register_at_fork(after_in_child=made.after_fork)\npid = os.fork()\n"
+        "if not pid:\n"
+        + "".join(f"    {line}\n" for line in TAKEN.splitlines())
+        + "    made.emit(bye())\n    made.emit(bye())\n    os._exit(0)\n"
+        "assert os.waitpid(pid, 0)[1] == 0\nmade.emit(bye())\nprint('done')\n"
+    )
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+    ((_, forked, silenced, end),) = bench.said().values()
+    assert (silenced["event"], silenced["pid"], silenced["error"]) == ("silenced", forked["pid"], errno.EISDIR)
+    assert end["event"] == "bye"
+
+
+def test_a_program_that_cannot_say_that_it_is_held_waits_for_nobody(bench: Bench) -> None:
+    done = bench.run(FULL + MAKE + "made.stop_if_verifying()\nprint('went on')\n", begin=BEGIN, on_miss=OnMiss.FAIL)
+    assert (done.returncode, done.stdout) == (HELD_STATUS, ""), done.stderr
 
 
 #: As a daemon does, and then opens a file of its own, which gets the first number that is free.
@@ -235,3 +271,37 @@ def test_a_seat_is_numbered_by_threads_as_they_come_and_free_again_when_they_end
     seen, checks = json.loads(done.stdout)
     assert seen == ["lane-1", "lane-1", "lane-0", "lane-1", "lane-2"]
     assert checks == {"lane-0": 1, "lane-1": 3, "lane-2": 1}
+
+
+def test_a_thread_of_autograds_has_no_seat_and_is_looked_at_once(bench: Bench) -> None:
+    done = bench.run(
+        "import _thread\n"
+        "looks, look = [], module.threads.is_engines\n"
+        "module.threads.is_engines = lambda ident: looks.append(ident) or look(ident)\n"
+        "seen, over = [], threading.Event()\n"
+        "def work():\n"
+        "    for _ in range(3):\n        seen.append([made.own_seat, made.has_seat])\n"
+        "    made.here.seat.checks += 5\n    over.set()\n"
+        "for _ in range(2):\n    _thread.start_new_thread(work, ())\n    assert over.wait(30)\n    over.clear()\n"
+        "print(json.dumps([seen, len(looks), made.checks(), [made.own_seat.job, made.has_seat, made.checks()]]))\n"
+    )
+    seen, looks, checks, main = json.loads(done.stdout)
+    assert seen == [[None, False]] * 6
+    assert (looks, checks) == (2, {})
+    assert main == ["lane-0", True, {"lane-0": 0}]
+
+
+def test_a_child_that_autograds_thread_forks_has_a_seat(bench: Bench) -> None:
+    done = bench.run(
+        "import _thread\n"
+        "over = threading.Event()\n"
+        "def work():\n"
+        "    assert made.own_seat is None\n"
+        "    pid = os.fork()\n"
+        "    if not pid:\n"
+        "        made.after_fork()\n        made.forget_engine()\n"
+        "        print(made.own_seat.job, made.has_seat, flush=True)\n        os._exit(0)\n"
+        "    os.waitpid(pid, 0)\n    made.forget_engine()\n    print(made.own_seat, flush=True)\n    over.set()\n"
+        "_thread.start_new_thread(work, ())\nassert over.wait(30)\nprint(made.own_seat.job)\n"
+    )
+    assert done.stdout == "lane-0 True\nNone\nlane-0\n", done.stderr

@@ -105,7 +105,7 @@ def test_a_program_that_never_imports_torch_sees_the_same_python(place: Place, a
     place.put("program.py", STATE)
     bare, watched = (json.loads(place.run(arguments, watched=on).stdout) for on in (False, True))
     assert watched["finders"] == ["_TorchFinder", *bare["finders"]]
-    assert set(watched["modules"]) - set(bare["modules"]) <= {"sitecustomize"}
+    assert set(watched["modules"]) - set(bare["modules"]) <= {"sitecustomize", "atexit"}
     for name in ("path", "flags", "argv"):
         assert watched[name] == bare[name]
 
@@ -173,6 +173,13 @@ def test_an_observer_that_cannot_begin_says_so_and_the_program_goes_on(place: Pl
 def test_an_observer_begins_once_however_often_torch_is_imported(place: Place) -> None:
     place.script("import torch\nfrom torch import version\nimport importlib\nimportlib.import_module('torch')\n")
     assert len(place.told()) == 1
+
+
+def test_the_observer_is_asked_for_its_last_words_after_all_that_the_program_does(place: Place) -> None:
+    place.put("packages/late.py", "def end():\n    print('last words')\n")
+    script = "import atexit, sys\natexit.register(print, 'the program')\nimport late\n"
+    assert place.script(script) == "the program\n"
+    assert place.script(script + "sys.modules['flexwarm.attach.witnesses'] = late\n") == "the program\nlast words\n"
 
 
 def test_each_python_that_a_program_starts_is_observed(place: Place) -> None:

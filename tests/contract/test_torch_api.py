@@ -156,3 +156,50 @@ def test_cold_then_warm_every_layer_reports_the_same_keys_and_agrees_with_torchs
     for layer, _, key in lookups(warm):
         pattern = f"aotautograd/{key}/*" if layer == "aot" else f"fxgraph/*/{key}/*"
         assert list((tmp_path / "inductor").glob(pattern)), (layer, key)
+
+
+def test_each_tuning_of_a_kernel_of_the_users_is_reported_once(tmp_path: Path) -> None:
+    """Triton's own class, with a kernel and a clock that need no GPU."""
+    answer = in_new_process(
+        tmp_path,
+        """
+        import json
+        from pathlib import Path
+        import triton
+        from triton.runtime.autotuner import Autotuner
+        from flexwarm.events import from_line
+        from flexwarm.observer import compilers
+        from flexwarm.observer.recorder import Recorder
+        from flexwarm.observer.torch_api import resolve
+        from flexwarm.request import Purpose
+
+        compilers.watch_kernel_autotune(resolve(), Recorder(Path("events"), Purpose.BUILD))
+
+        def add(n, BLOCK): ...
+
+        class Kernel:
+            fn = staticmethod(add)
+            ran = []
+            def run(self, n, BLOCK, **options):
+                self.ran.append(BLOCK)
+
+        def clock(call, quantiles):
+            call()
+            return [1.0, 1.0, 1.0]
+
+        def tuner(*blocks):
+            configs = [triton.Config({"BLOCK": block}) for block in blocks]
+            return Autotuner(Kernel(), ["n"], configs, ["n"], None, None, do_bench=clock)
+
+        first, second, single = tuner(16, 32, 64), tuner(16, 32), tuner(16)
+        for n in (1, 1, 2):
+            first.run(n)
+        second.run(1)
+        single.run(1)
+        said = [from_line(line) for line in Path("events").read_text().splitlines()]
+        print(json.dumps([[[event.what, event.detail] for event in said], len(Kernel.ran)]))
+        """,
+    )
+    tuning = "@triton.autotune of add, {} configurations"
+    # Each configuration once a tuning, and each call once.
+    assert answer == [[["autotune", tuning.format(n)] for n in (3, 3, 2)], 2 * 3 + 2 + 5]

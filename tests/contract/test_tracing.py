@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -70,12 +72,13 @@ def test_the_flag_is_the_threads_own_from_2_14_on(api: TracingApi) -> None:
     ],
 )
 def test_a_torch_that_lacks_a_part_is_refused_by_version_and_name(
-    monkeypatch: pytest.MonkeyPatch, module: str, name: str, said: str
+    monkeypatch: pytest.MonkeyPatch, api: TracingApi, module: str, name: str, said: str
 ) -> None:
     import importlib
 
     import torch
 
+    # `api` came first: Dynamo looks its functions up once in a process, and is to find this one.
     monkeypatch.delattr(importlib.import_module(module), name)
     with pytest.raises(UnsupportedError, match=said) as caught:
         resolve_tracing()
@@ -176,6 +179,165 @@ def test_what_an_observer_of_questions_raises_ends_the_call(api: TracingApi) -> 
     tracing.observe_queries(api, None)
     function(torch.ones(3))
     assert len(graphs) == 1
+
+
+def frames_of(function: Callable[[], object]) -> list[str]:
+    """The Python functions that a call of a function enters, but for itself."""
+    entered: list[str] = []
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        if event == "call":
+            entered.append(frame.f_code.co_name)
+
+    sys.setprofile(note)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return entered[1:]
+
+
+def seats_with_one_here() -> tuple[threading.local, SimpleNamespace]:
+    seats, seat = threading.local(), SimpleNamespace(checks=0)
+    seats.seat = seat
+    return seats, seat
+
+
+@REMEDY
+def test_a_question_that_is_counted_enters_no_function_more(api: TracingApi, remedy: bool) -> None:
+    import torch
+
+    function, _ = compiled()
+    x = torch.ones(3)
+    function(x)
+    if remedy:
+        tracing.make_thread_local(api)
+    bare, bare_call = frames_of(api.query), frames_of(lambda: function(x))
+    seats, seat = seats_with_one_here()
+    answers: list[bool] = []
+    tracing.observe_queries(api, answers.append, seats)
+    # Fails for a torch that asks in another way: it is observed all the same, at several times the cost.
+    assert (frames_of(api.query), frames_of(lambda: function(x))) == (bare, bare_call)
+    assert (seat.checks, answers) == (2, [])
+    assert api.query() is False
+
+
+@REMEDY
+def test_only_a_no_in_a_thread_with_a_seat_is_counted_and_all_else_is_told(api: TracingApi, remedy: bool) -> None:
+    import torch
+
+    function, graphs = compiled()
+    function(torch.ones(3))
+    if remedy:
+        tracing.make_thread_local(api)
+    seats, seat = seats_with_one_here()
+    answers: list[tuple[int, bool]] = []
+    tracing.observe_queries(api, lambda answer: answers.append((threading.get_ident(), answer)), seats)
+    for _ in range(3):
+        function(torch.ones(3))
+    assert (seat.checks, answers) == (3, [])
+    # A yes is told, and counted by whom it is told to.
+    with pytest.raises(RuntimeError, match="using FX to symbolically trace"):
+        trace("make_fx", lambda: function(torch.ones(3)))
+    assert (seat.checks, answers) == (3, [(threading.get_ident(), True)])
+    answers.clear()
+
+    def without_a_seat() -> None:
+        function(torch.ones(3))
+        seats.seat = None
+        function(torch.ones(3))
+        seats.seat = SimpleNamespace(checks=0)
+        function(torch.ones(3))
+        assert seats.seat.checks == 1
+
+    other = Other(without_a_seat)
+    assert other.done().raised is None
+    assert (seat.checks, answers) == (3, [(other.ident, False), (other.ident, False)])
+    tracing.observe_queries(api, None)
+    function(torch.ones(3))
+    assert (seat.checks, len(answers), len(graphs)) == (3, 2, 1)
+
+
+def test_what_is_told_of_the_first_call_of_a_thread_may_raise_an_error_of_its_own(api: TracingApi) -> None:
+    def refuse(answer: bool) -> None:
+        raise ValueError("no seat")
+
+    tracing.observe_queries(api, refuse, threading.local())
+    with pytest.raises(ValueError, match="no seat") as caught:
+        api.query()
+    assert caught.value.__context__ is None
+
+
+@REMEDY
+def test_while_torch_compiles_a_set_flag_is_a_no_that_is_told(api: TracingApi, remedy: bool) -> None:
+    if remedy:
+        tracing.make_thread_local(api)
+    seats, seat = seats_with_one_here()
+    answers: list[bool] = []
+    tracing.observe_queries(api, answers.append, seats)
+    api.set_active(True)
+    try:
+        api.compiler._is_compiling_flag = True  # type: ignore[attr-defined]
+        assert api.query() is False
+    finally:
+        api.compiler._is_compiling_flag = False  # type: ignore[attr-defined]
+        api.set_active(False)
+    assert (seat.checks, answers) == (0, [False])
+
+
+def test_a_question_of_unknown_code_is_told_with_each_answer(monkeypatch: pytest.MonkeyPatch, api: TracingApi) -> None:
+    monkeypatch.setattr(tracing, "_same", lambda one, other: False)
+    seats, seat = seats_with_one_here()
+    answers: list[bool] = []
+    tracing.observe_queries(api, answers.append, seats)
+    assert api.query() is False
+    assert (seat.checks, answers) == (0, [False])
+
+
+def test_the_known_codes_differ_from_others() -> None:
+    def another() -> bool:
+        return not torch.compiler.is_compiling() and _is_fx_tracing_flag  # type: ignore[name-defined] # noqa: F821
+
+    known = (tracing._shipped_for_process, tracing._shipped_for_thread, another)
+    assert [[tracing._same(a.__code__, b.__code__) for a in known] for b in known] == [
+        [True, False, False],
+        [False, True, False],
+        [False, False, True],
+    ]
+
+
+@REMEDY
+def test_dynamo_does_not_look_into_a_question_that_is_counted(api: TracingApi, remedy: bool) -> None:
+    import torch
+
+    graphs: list[Any] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph
+
+    def asks(x: Any) -> Any:
+        return x + (1 if api.query() else 2)
+
+    @torch._dynamo.disable(recursive=False)  # type: ignore[untyped-decorator]
+    def beside(x: Any) -> Any:
+        return asks(x) if not api.query() else x
+
+    if remedy:
+        tracing.make_thread_local(api)
+    seats, seat = seats_with_one_here()
+    told: list[bool] = []
+    tracing.observe_queries(api, told.append, seats)
+    whole = torch.compile(asks, backend=backend, fullgraph=True)
+    for _ in range(3):
+        assert whole(torch.ones(3)).tolist() == [3.0, 3.0, 3.0]
+    assert (len(graphs), seat.checks, told) == (1, 3, [])
+    torch._dynamo.reset()
+    # A function that Dynamo leaves alone asks while Dynamo looks at every frame.
+    broken = torch.compile(lambda x: beside(x), backend=backend)
+    for _ in range(3):
+        assert broken(torch.ones(3)).tolist() == [3.0, 3.0, 3.0]
+    assert (len(graphs), seat.checks, told) == (2, 9, [])
 
 
 @REMEDY
@@ -291,12 +453,13 @@ def test_the_lock_tells_its_owner_and_who_waits(api: TracingApi) -> None:
     assert api.lock_owner() is None
 
 
-def test_hooks_compose_in_any_order_and_leave_the_shipped_code(api: TracingApi) -> None:
+@pytest.mark.parametrize("seats", [None, threading.local()], ids=["told", "counted"])
+def test_hooks_compose_in_any_order_and_leave_the_shipped_code(api: TracingApi, seats: threading.local | None) -> None:
     functions = [api.query, api.tracing, api.trace, api.make_fx, api.patch_method, api.revert, api.compiling]
     functions += [api.backward, *api.sessions, *(f for f in (api.annotate, api.autotune) if f is not None)]
     shipped = [function.__code__ for function in functions]
     steps: list[Any] = [
-        lambda on: tracing.observe_queries(api, (lambda answer: None) if on else None),
+        lambda on: tracing.observe_queries(api, (lambda answer: None) if on else None, seats),
         lambda on: tracing.observe_patches(api, (lambda: None) if on else None),
         lambda on: tracing.make_thread_local(api) if on else tracing.restore(api),
         lambda on: tracing.backward_in_caller(api, on),

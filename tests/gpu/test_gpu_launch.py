@@ -125,3 +125,42 @@ def test_what_was_built_on_one_device_is_cold_on_the_next_and_the_reason_names_i
     assert (built.code, built.json["verdict"]) == (0, "built"), built.messages() + built.err
     proven = job.run_json("verify", *torchrun(2))
     assert (proven.code, proven.json["verdict"]) == (0, "warm"), proven.messages() + proven.err
+
+
+#: A kernel of the user's own that Triton tunes.
+TUNED = """
+import torch
+import triton
+import triton.language as tl
+
+@triton.autotune(configs=[triton.Config({"BLOCK": block}) for block in (128, 256, 512)], key=["count"])
+@triton.jit
+def double(source, target, count, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(target + at, tl.load(source + at, mask=at < count) * 2, mask=at < count)
+
+source = torch.arange(4096.0, device="cuda")
+target = torch.empty_like(source)
+double[lambda meta: (triton.cdiv(4096, meta["BLOCK"]),)](source, target, 4096)
+assert torch.equal(target, source * 2)
+
+@torch.compile
+def work(x):
+    return x.sin() + 1
+
+work(source)
+"""
+
+
+def test_a_kernel_that_tunes_at_each_launch_is_not_warm_until_triton_keeps_what_it_tuned(job: Flexwarm) -> None:
+    job.module(TUNED, "tuned")
+    line = ["--", sys.executable, "tuned.py"]
+    assert job.run_json("build", *line).json["verdict"] == "built"
+    cold = job.run_json("verify", *line)
+    assert (cold.code, cold.json["verdict"], cold.codes()) == (1, "cold", {"compiled"}), cold.messages()
+    assert "@triton.autotune of double, 3 configurations" in cold.messages()
+    kept = {"TRITON_CACHE_AUTOTUNING": "1"}
+    built = job.run_json("build", *line, env=kept)
+    assert built.json["verdict"] == "built", built.messages() + built.err
+    proven = job.run_json("verify", *line, env=kept)
+    assert (proven.code, proven.json["verdict"]) == (0, "warm"), proven.messages() + proven.err

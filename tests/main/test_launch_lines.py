@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import socket
@@ -24,7 +25,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("launch lines")]
 
 #: Data-parallel, with attention in a module. Ranks may call more than others, or come to grief on their way.
 TRAIN = """
-import argparse, os, signal
+import argparse, os, signal, sys
 import torch
 import torch.distributed as dist
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
@@ -52,6 +53,8 @@ def main():
         os.kill(os.getpid(), signal.SIGKILL)
     if options.trouble == "error" and dist.get_rank() == 1:
         raise ValueError("this rank has no data")
+    if options.trouble == "status" and dist.get_rank() == 1:
+        sys.exit(3)  # LEFT
     model = torch.nn.parallel.DistributedDataParallel(Model())
     for length in map(int, options.lengths.split(",")):
         mask = create_block_mask(causal, None, None, length, length, device="cpu")
@@ -258,6 +261,15 @@ def test_a_rank_that_raises_fails_the_command_and_nobody_else_is_blamed(lines: F
     assert done.json["command_exit_code"] == 1
 
 
+def test_a_rank_that_leaves_with_a_status_fails_the_command_and_is_named_with_its_line(lines: Flexwarm) -> None:
+    """It raises nothing that anybody is told of, and the launcher kills the others for it."""
+    done = lines.run_json("verify", *torchrun("train.py", "--trouble", "status"))
+    assert (done.code, done.json["verdict"], done.codes()) == (5, "broken", {"command-failed"}), done.messages()
+    assert "rank 1: exit status 3 at " in done.messages()
+    assert f"train.py:{line_of(TRAIN, '# LEFT')} in main" in done.messages()
+    assert {program["status"] for program in done.json["launch"]["programs"] if program["place"].get("rank") == 1} == {3}
+
+
 def test_ranks_that_call_different_things_are_noted_and_one_that_is_missing_is_a_finding(lines: Flexwarm) -> None:
     before = lines.bucket.manifest.read_bytes()
     done = lines.run_json("build", "--expect-ranks", "3", *torchrun("uneven.py"))
@@ -343,6 +355,110 @@ def test_the_exit_code_of_a_real_launch_is_its_commands(lines: Flexwarm, asked: 
         done = lines.run_json("run", *solo(asked))
     assert (done.code, done.json["exit_code"], done.json["command_exit_code"]) == (code, code, code)
     assert (done.json["hits"], done.json["compiles"]) == (1, 0)
+
+
+#: The command with a fault of its own in one place, after the job has ended.
+FAULTY = """
+import sys
+from flexwarm import errors, launch_verdict
+from flexwarm.cli import launching, main
+from flexwarm.ops import launch_line, run_launch
+
+def fails(*args, **kwargs):
+    raise {error}
+
+{place} = fails
+main.main(sys.argv[1:])
+"""
+
+
+@pytest.mark.parametrize(
+    ("place", "error", "said"),
+    [
+        ("launch_line.fold_launch", "LookupError('a fault')", "this is a bug in flexwarm"),
+        ("run_launch.judge_verified_launch", "LookupError('a fault')", "this is a bug in flexwarm"),
+        ("run_launch.why_missed", "errors.StoreError('the store is gone')", "the store is gone"),
+        ("launching.render_result", "OSError(5, 'a fault')", "input/output error"),
+        ("run_launch.result_of", "errors.Interrupted(2)", "interrupted"),
+    ],
+)
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_fault_after_the_end_of_a_real_job_is_told_and_takes_nothing_from_its_exit_code(
+    lines: Flexwarm, place: str, error: str, said: str, code: int
+) -> None:
+    script = FAULTY.format(place=place, error=error)
+    done = subprocess.run(
+        [PYTHON, "-c", script, "run", "--", "sh", "-c", f"exit {code}"],
+        cwd=lines.directory, env=lines.environ(), capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == code, done.stderr
+    assert said in done.stderr
+    assert ("Traceback" in done.stderr) is ("LookupError" in error)
+
+
+def test_a_fault_in_a_verification_is_never_green(lines: Flexwarm) -> None:
+    script = FAULTY.format(place="launch_line.fold_launch", error="LookupError('a fault')")
+    argv = [PYTHON, "-c", script, "verify", "--", "sh", "-c", "exit 0"]
+    done = subprocess.run(argv, cwd=lines.directory, env=lines.environ(), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 70, done.stderr
+
+
+def test_an_output_that_cannot_be_written_takes_nothing_from_a_real_jobs_exit_code(lines: Flexwarm) -> None:
+    with open("/dev/full", "w") as full:
+        argv = lines.argv(["run", "--format", "json", "--", "sh", "-c", "exit 0"])
+        done = subprocess.run(argv, cwd=lines.directory, env=lines.environ(), stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 0
+    assert "standard output cannot be written" in done.stderr
+
+
+#: Fills the disk that the store is on, at a moment of a program.
+FILLS = """
+import os, sys
+import torch
+
+def fill():
+    with open(os.path.join(os.environ["FLEXWARM_STORE"], "fill"), "wb", buffering=0) as file:
+        size = 1 << 16
+        while size:
+            try:
+                while True:
+                    file.write(b"x" * size)
+            except OSError:
+                size //= 2
+
+work, other = torch.compile(lambda x: x.sin() + 1), torch.compile(lambda x: x.cos() * 2)
+work(torch.ones(8))
+if "full" in sys.argv:
+    fill()
+other(torch.ones(8))
+if "freed" in sys.argv:
+    os.unlink(os.path.join(os.environ["FLEXWARM_STORE"], "fill"))
+print("went on", flush=True)
+"""
+
+
+def test_a_disk_that_fills_under_a_program_is_named_and_nothing_is_said_to_have_crashed(
+    lines: Flexwarm, tmp_path: Path
+) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m,mode=755", "tmpfs", small], capture_output=True).returncode:
+        pytest.skip("a small disk can only be mounted by root")
+    try:
+        lines.module(FILLS, "fills")
+        on = Flexwarm(lines.directory, small)
+        built = on.run_json("build", "--", PYTHON, "fills.py")
+        assert (built.code, built.json["verdict"]) == (0, "built"), built.messages() + built.err
+        for asked in (["full"], ["full", "freed"]):
+            done = on.run_json("verify", "--", PYTHON, "fills.py", *asked)
+            (small / "fill").unlink(missing_ok=True)
+            assert (done.code, done.json["verdict"], done.codes()) == (3, "broken", {"no-space"}), done.messages()
+            assert f"{small} takes no more" in done.messages()
+            assert "went on" in done.err
+        done = on.run_json("run", "--", PYTHON, "fills.py", "full")
+        assert (done.code, done.codes()) == (0, {"no-space"}), done.messages()
+    finally:
+        subprocess.run(["umount", small], check=True)
 
 
 def test_a_real_launch_that_stops_at_a_miss_compiles_nothing_and_leaves_nothing(lines: Flexwarm) -> None:
@@ -491,3 +607,42 @@ def test_a_verification_that_is_ended_leaves_no_process_and_a_store_that_is_whol
             assert time.monotonic() < deadline
             time.sleep(0.01)
     assert lines.run_json("verify", *solo()).json["verdict"] == "warm"
+
+
+# ---- compilers that no cache of torch keeps --------------------------------------------------------------------------------
+
+#: A compiled function, and an extension that torch builds with ninja.
+EXTENDED = """
+import torch
+from torch.utils.cpp_extension import load
+
+load("small", ["small.cpp"], is_python_module=False)
+
+@torch.compile
+def work(x):
+    return x.sin() * 2 + 1
+
+work(torch.ones(8))
+"""
+SMALL = '#include <regex>\nbool small() { return std::regex_match("%s", std::regex("a")); }\n'
+
+
+def test_an_extension_that_a_build_tool_compiles_takes_warm_away(lines: Flexwarm, tmp_path: Path) -> None:
+    lines.module(EXTENDED, "extended")
+    source = lines.directory / "small.cpp"
+    source.write_text(SMALL % "a")
+    # ninja lies beside the interpreter, whatever the shell's own path is.
+    path = os.pathsep.join([str(Path(PYTHON).parent), os.environ["PATH"]])
+    env = {"TORCH_EXTENSIONS_DIR": str(tmp_path / "extensions"), "PATH": path}
+    line = ["--", PYTHON, "extended.py"]
+    done = lines.run_json("build", *line, env=env)
+    assert (done.code, done.json["verdict"]) == (0, "built"), done.messages() + done.err
+    assert any("small.cpp" in compiler["command"] for compiler in done.json["launch"]["compilers"])
+    # ninja runs each time; what it has made it does not make again.
+    done = lines.run_json("verify", *line, env=env)
+    assert (done.code, done.json["verdict"], done.json["launch"]["compilers"]) == (0, "warm", []), done.messages()
+    source.write_text(SMALL % "b")
+    done = lines.run_json("verify", *line, env=env)
+    assert (done.code, done.json["verdict"], done.codes()) == (1, "cold", {"compiled"}), done.messages()
+    assert "small.cpp" in done.messages()
+    assert lines.run_json("verify", *line, env=env).json["verdict"] == "warm"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import errno
 import json
 import os
 import pty
@@ -22,7 +24,7 @@ import pytest
 from flexwarm import reaper
 from flexwarm.events import Event, to_line
 from tests.conftest import ROOT
-from tests.launches import bye, program, warm
+from tests.launches import bye, called, program, warm
 from tests.unit.test_launch_verdict import hang, held
 
 #: Runs a command as its arguments say, and writes what it came to into a file: the command's output is its own.
@@ -35,18 +37,22 @@ told = json.loads(Path(sys.argv[1]).read_text())
 for name, seconds in told["seconds"].items():
     assert hasattr(command, name)
     setattr(command, name, seconds)
-said = []
+said, ended_with = [], []
 try:
     run = command.run_command(
         told["argv"], environ=told["environ"], directory=Path(told["directory"]), run_id=told["run_id"],
-        conditions=command.Conditions(**told["conditions"]), on_event=lambda event: said.append(event.KIND),
+        conditions=command.Conditions(**told["conditions"], on_end=ended_with.append),
+        on_event=lambda event: said.append(event.KIND),
     )
     answer = {
+        "ended_with": ended_with,
         "status": run.status, "ended": run.ended.name, "signum": run.signum, "left": run.left, "said": said,
         "unseen": [[one.pid, one.argv] for one in run.unseen],
         "programs": [[event.KIND for event in one.events] for one in run.programs],
         "messages": [event.message for one in run.programs for event in one.events if event.KIND == "refused"],
         "gone": [one.gone_unix for one in run.programs],
+        "silenced": [one.silenced for one in run.programs],
+        "compilers": [one.argv for one in run.compilers],
     }
 except FlexwarmError as error:
     answer = {"error": type(error).__name__, "message": error.message, "hint": error.hint}
@@ -386,6 +392,16 @@ def test_a_line_that_was_cut_short_at_the_end_is_dropped(driver: Driver) -> None
     assert answer["programs"] == [["program"]]
 
 
+def test_a_program_that_could_not_write_any_more_is_told_with_the_error_that_it_left_as_a_sign(driver: Driver) -> None:
+    times = f"{driver.say('a', here())}; touch -d @{errno.ENOSPC} $DIR/a.events.jsonl"
+    link = f"{driver.say('b', here())}; ln -s {errno.EIO} $DIR/b.events.jsonl.silenced"
+    nameless = f"ln -s {errno.EDQUOT} $DIR/c.events.jsonl.silenced; : > $DIR/d.events.jsonl"
+    answer = driver.shell(f"{times}; {link}; {nameless}; {driver.say('e', *warm())}; exit 4", patient=True)
+    assert answer["status"] == 4
+    assert answer["programs"] == [["program"], ["program"], [], ["program", *answer["programs"][3][1:]], []]
+    assert answer["silenced"] == [errno.ENOSPC, errno.EIO, None, None, errno.EDQUOT]
+
+
 def test_whoever_deletes_the_store_does_not_end_a_real_job(driver: Driver) -> None:
     answer = driver.shell(f"{driver.say('a', here())}; sleep 0.3; rm -r $DIR; sleep 0.3; exit 4", patient=True)
     assert (answer["status"], answer["ended"]) == (4, "BY_ITSELF")
@@ -401,12 +417,32 @@ def test_a_store_that_cannot_be_read_for_a_moment_does_not_end_a_real_job_and_hi
     assert [len(said) for said in answer["programs"]] == [1, 6]
 
 
+def test_a_line_of_another_flexwarm_is_told_and_breaks_nothing(driver: Driver) -> None:
+    foreign = called()
+    script = f"{driver.say('a', here(), dataclasses.replace(foreign, call={'graph': 3}))}; exit 4"
+    answer = driver.shell(script, patient=True)
+    assert (answer["status"], answer["programs"]) == (4, [["program", "refused"]])
+    assert "not a compiled call" in answer["messages"][0]
+
+
+@pytest.mark.parametrize("number", ["USR1", "TERM", "INT"])
+def test_a_signal_that_comes_as_a_real_job_ends_changes_nothing_of_its_end(driver: Driver, number: str) -> None:
+    answer = driver.shell(f"kill -{number} $PPID; exit 4", patient=True)
+    assert (answer["status"], answer["ended"], answer["ended_with"]) == (4, "BY_ITSELF", [4])
+
+
+def test_a_status_is_told_at_once_only_of_a_command_that_ended_by_itself(driver: Driver) -> None:
+    assert driver.shell("exit 4")["ended_with"] == [4]
+    assert driver.shell("sleep 60", limit_seconds=0.2)["ended_with"] == []
+
+
 def test_a_real_job_goes_on_to_its_end_also_where_its_supervision_fails(driver: Driver) -> None:
-    argv = driver.argv(["sh", "-c", f"{driver.say('a', here())}; sleep 0.5; touch $DIR/done"], patient=True)
-    argv[2] = argv[2].replace("said.append(event.KIND)", "1 / 0")
+    argv = driver.argv(["sh", "-c", f"{driver.say('a', here())}; sleep 0.5; touch $DIR/done; exit 4"], patient=True)
+    argv[2] = argv[2].replace("said.append(event.KIND)", "1 / 0").replace("ended_with.append)", "print)")
     done = subprocess.run(argv, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60)
     assert "ZeroDivisionError" in done.stderr
     assert (driver.directory / "done").exists()
+    assert done.stdout == "4\n"
 
 
 @pytest.mark.parametrize("patient", [True, False])
@@ -437,6 +473,33 @@ def test_where_programs_run_elsewhere_the_launcher_is_asked_to_end_them(driver: 
     assert (answer["status"], answer["ended"]) == (9, "AT_A_MISS")
 
 
+@contextlib.contextmanager
+def service(run_id: str, script: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A program of a run that does not descend from its command: a service has started it, as Slurm's does for srun."""
+    process = subprocess.Popen(python(script), env={**os.environ, reaper.MARKER: run_id})
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_where_a_service_of_this_machine_runs_programs_the_launcher_is_asked_to_end_them(driver: Driver) -> None:
+    """The launcher has a loan of the service, such as a job of Slurm's, that nobody else gives back."""
+    driver.seconds["SETTLE_SECONDS"] = 0.1
+    with service(driver.run_id, WAITS) as ranks:
+        answer = driver.shell(f"trap 'exit 9' TERM; {driver.say('a', here(), held())}; while :; do sleep 0.05; done")
+        assert (answer["status"], answer["ended"]) == (9, "AT_A_MISS")
+        assert ranks.wait(TIMEOUT_SECONDS) == -signal.SIGKILL, "what the launcher does not end is killed after it"
+
+
+def test_a_program_that_a_service_has_started_is_looked_at(driver: Driver, library: str) -> None:
+    with service(driver.run_id, f"import sys; sys.argv[1:] = [{library!r}]\n{LOADED}{WAITS}") as rank:
+        answer = driver.shell("sleep 1")
+    assert [pid for pid, _ in answer["unseen"]] == [rank.pid]
+    assert answer["left"] == [rank.pid]
+
+
 def test_words_from_elsewhere_may_come_after_the_end_of_the_command(driver: Driver) -> None:
     driver.seconds["REMOTE_SECONDS"] = TIMEOUT_SECONDS
     late = driver.say("late", bye()).replace("late.events", "a.events")
@@ -450,7 +513,7 @@ import mmap, os, sys, time
 with open(sys.argv[1], "rb") as file:
     kept = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 """
-WAITS = "time.sleep(1000)\n"
+WAITS = "import time; time.sleep(1000)\n"
 
 
 @pytest.fixture
@@ -577,3 +640,33 @@ time.sleep(0.5)
 """
     child, parent = driver(python(tell))[0]["gone"]
     assert child < parent
+
+
+# ---- compilers -------------------------------------------------------------------------------------------------------------
+
+#: The standard library's regular expressions take a compiler longer than a look does.
+SOURCE = '#include <regex>\nint main() { return std::regex_match("a", std::regex("a")); }\n'
+
+
+@pytest.mark.parametrize("seconds", [0.02, 1000.0])
+def test_compilers_under_a_build_tool_are_seen(driver: Driver, seconds: float) -> None:
+    """Also where a look at the processes is rare: from a build tool on it is not."""
+    driver.seconds["LOOK_SECONDS"] = seconds
+    (driver.base / "a.cpp").write_text(SOURCE)
+    # With make in the place of the shell it is there at the first look.
+    (driver.base / "Makefile").write_text("all:\n\tg++ -O2 a.cpp -o a\n")
+    answer = driver(["make", "-C", str(driver.base)])[0]
+    assert answer["status"] == 0
+    assert ["g++", "-O2", "a.cpp", "-o", "a"] in answer["compilers"]
+
+
+def test_a_shell_that_may_compile_and_does_not_is_no_compiler(driver: Driver) -> None:
+    (driver.base / "a.cpp").write_text(SOURCE)
+    answer = driver.shell(f"cd {shlex.quote(str(driver.base))}; test -e a.cpp || g++ a.cpp -o a; g++ --version; sleep 0.5")
+    assert (answer["status"], answer["compilers"]) == (0, [])
+
+
+def test_a_compiler_that_a_shell_becomes_is_seen(driver: Driver) -> None:
+    (driver.base / "a.cpp").write_text(SOURCE)
+    answer = driver.shell(f"sleep 0.2; cd {shlex.quote(str(driver.base))}; exec g++ a.cpp -o a")
+    assert ["g++", "a.cpp", "-o", "a"] in answer["compilers"]

@@ -115,6 +115,9 @@ def test_a_variable_that_changes_what_torchrun_starts_leaves_the_number_open(nam
         ("accelerate launch --multi_gpu --num_processes 8 --num_machines 3 train.py", None, ""),
         ("accelerate launch --num_processes 8 --num_machines 2 train.py", None, ""),  # its file may say: started through ssh
         ("accelerate launch --use_deepspeed --num_processes 8 --num_machines 2 train.py", None, ""),
+        ("accelerate launch --multi_gpu --num_processes 2 --main_process_port 1 train.py", 2, "--num_processes 2"),
+        ("accelerate launch --parallelism_config_sp_size 2 --num_processes 8 train.py", 8, "--num_processes 8"),
+        ("accelerate launch --megatron-lm-recompute-granularity full --num_processes 8 train.py", 8, "--num_processes 8"),
         ("accelerate launch --cpu --num_processes 8 train.py", None, ""),
         ("accelerate launch --mpirun_hostfile h --num_processes 8 train.py", None, ""),
         ("accelerate launch train.py", None, ""),
@@ -135,6 +138,8 @@ def test_another_command_of_accelerate_launches_nothing() -> None:
     [
         ("deepspeed --num_gpus 8 train.py --deepspeed", 8, "--num_gpus 8"),
         ("deepspeed --num_gpus=8 --num_nodes 1 --master_port 1 train.py", 8, "--num_gpus=8 --num_nodes 1"),
+        ("/venv/bin/deepspeed --num_accelerators 2 --master_port 1 train.py", 2, "--num_accelerators 2"),
+        ("deepspeed --bind_cores_to_rank --no_local_rank --num_gpus 2 train.py", 2, "--num_gpus 2"),
         ("deepspeed --num_nodes 2 --num_gpus 8 train.py", None, ""),
         ("deepspeed --hostfile h --num_gpus 8 train.py", None, ""),
         ("deepspeed -H h --num_gpus 8 train.py", None, ""),
@@ -198,6 +203,7 @@ def test_an_allocation_that_says_another_number_of_tasks_leaves_the_product_open
         ("mpirun -n 4 python train.py", 4, "-n 4"),
         ("mpiexec -np 4 python train.py", 4, "-np 4"),
         ("mpirun --allow-run-as-root --mca btl tcp,self -x A -np 4 --bind-to none python train.py", 4, "-np 4"),
+        ("mpirun --allow-run-as-root --oversubscribe -n 2 /venv/bin/python train.py", 2, "-n 2"),
         ("mpirun -np 4 -H localhost:4 python train.py", 4, "-np 4"),
         ("mpirun -np 2 torchrun --nproc-per-node 2 train.py", 4, "-np 2 --nproc-per-node 2"),
         ("mpirun -np 4 -H one:2,two:2 python train.py", None, ""),

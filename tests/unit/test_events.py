@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from flexwarm import events, spec
-from flexwarm.canonical import StrEnum
+from flexwarm.canonical import StrEnum, plain
 from flexwarm.events import Answer, Dense, DrillDone, Hang, Hazard, Layer, Phase
 from flexwarm.hazards import HazardCode
+from flexwarm.program_events import Called
 from flexwarm.request import Backward, Conduct, Guard, JobRequest, Purpose, WorkerRequest
 from flexwarm.topology import LaneContext
+from tests import launches
 
 
 def sample(kind: Any) -> Any:
@@ -180,3 +182,36 @@ def test_enums_print_as_their_values() -> None:
     for enum in (Phase, Layer, Answer, Purpose, Guard, Backward, LaneContext, HazardCode):
         assert issubclass(enum, StrEnum)
         assert [str(member) for member in enum] == [member.value for member in enum]
+
+
+@pytest.mark.parametrize(
+    ("event", "changes"),
+    [
+        (launches.program(), {"place": {"rank": "first"}}),
+        (launches.program(), {"argv": "python train.py"}),
+        (launches.program(), {"pid": None}),
+        (launches.program(), {"image": True}),
+        (launches.summary(), {"counters": ["hits"]}),
+        (launches.summary(), {"t": "now"}),
+        (launches.summary(), {"status": "3"}),
+        (launches.lookup(Layer.FX), {"key": None}),
+        (launches.called(), {"call": {}}),
+        (launches.called(), {"call": {"graph": "0/0", "inputs": 3}}),
+        (launches.called(), {"call": {**plain(launches.call()), "graph": ["0/0"]}}),
+        (launches.called(), {"call": {**plain(launches.call()), "color": "blue"}}),
+        (launches.called(), {"call": {**plain(launches.call()), "attention": [{"query": {}}]}}),
+        (launches.called(), {"call": [1]}),
+    ],
+)
+def test_what_would_break_whoever_reads_it_is_no_event_of_a_program(event: Any, changes: dict[str, Any]) -> None:
+    line = events.to_line(event)
+    assert events.foreign_from_line(line) == event
+    with pytest.raises(ValueError, match=r"not an? "):
+        events.foreign_from_line(json.dumps({**json.loads(line), **changes}))
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.KIND)
+def test_every_event_of_its_types_is_one_of_a_program(kind: Any) -> None:
+    if kind is not Called:  # whose call is one of its own
+        event = sample(kind)
+        assert events.foreign_from_line(events.to_line(event)) == event

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 from collections.abc import Sequence
 
 import pytest
@@ -15,8 +16,8 @@ from flexwarm.hazards import HazardCode
 from flexwarm.launch_verdict import describe_status, judge_built_launch, judge_verified_launch, only_hazards
 from flexwarm.manifest import JobEntry
 from flexwarm.ops.build_launch import retired
-from flexwarm.program_events import Called, Held, Moved, Program, Summary
-from flexwarm.programs import Ended, Unseen
+from flexwarm.program_events import Called, Held, Moved, Program, Silenced, Summary
+from flexwarm.programs import Ended, SeenCompiler, Unseen
 from flexwarm.reasons import Code, Kind, Reason
 from flexwarm.verdict import Outcome
 from tests.launches import (
@@ -350,6 +351,99 @@ def test_the_error_of_a_lost_peer_excuses_no_death_however_late_that_was_seen() 
     assert (codes(verdict), verdict.exit_code) == ({Code.COMMAND_FAILED, Code.CRASHED}, ExitCode.WORKER_DIED)
 
 
+def leaving(events: list[Event], status: int | None, why: str = "", *, at: float = 5.5, how: str = "exit") -> list[Event]:
+    """As of a program that leaves with a status."""
+    left = {"t": at, "status": status, "why": why, "how": how}
+    return [dataclasses.replace(e, **left) if isinstance(e, Summary) else e for e in events]
+
+
+def test_a_rank_that_leaves_with_a_status_fails_the_command_and_is_named_with_it() -> None:
+    """The launcher kills the others for it as for an error."""
+    launcher, first, second = warm_ranks()
+    launcher = plus(raised(6.0, error="ChildFailedError", message="train.py FAILED"))(launcher)
+    said = [launcher, leaving(first, 3, "at /job/train.py:9 in main"), cut(second)]
+    verdict = judge(said, gone=[None, 5.6, 5.9], status=1)
+    assert (codes(verdict), verdict.exit_code) == ({Code.COMMAND_FAILED}, ExitCode.JOB_FAILED)
+    assert "rank 0: exit status 3 at /job/train.py:9 in main" in messages(verdict)
+    assert Code.CRASHED in codes(judge(said, gone=[None, 5.6, 5.2], status=1))  # it died before
+
+
+def test_a_status_is_told_with_the_error_for_which_it_was_asked() -> None:
+    launcher, first, second = warm_ranks()
+    said = [launcher, leaving(first, 1, "ValueError at /job/train.py:9 in load: no data\nand more"), cut(second)]
+    verdict = judge(said, gone=[None, 5.6, 5.9], status=1)
+    assert "rank 0: exit status 1: ValueError at /job/train.py:9 in load: no data" in messages(verdict)
+    assert "and more" not in messages(verdict)
+
+
+def test_a_status_for_a_lost_peer_excuses_no_death() -> None:
+    launcher, first, second = warm_ranks()
+    lost = leaving(first, 1, "RuntimeError at /job/train.py:9 in f: [gloo] Connection closed by peer [127.0.0.1]:1")
+    verdict = judge([launcher, lost, cut(second)], gone=[None, 5.6, 5.9], status=1)
+    assert (codes(verdict), verdict.exit_code) == ({Code.COMMAND_FAILED, Code.CRASHED}, ExitCode.WORKER_DIED)
+
+
+@pytest.mark.parametrize(
+    ("status", "gone", "crashed"),
+    [(None, 5.9, False), (None, 60.0, True), (None, None, True), (0, 5.9, True), (3, 60.0, False), (3, None, False)],
+)
+def test_a_status_that_is_not_known_excuses_only_a_death_at_once(status: int | None, gone: float | None, crashed: bool) -> None:
+    launcher, first, second = warm_ranks()
+    verdict = judge([launcher, leaving(first, status), cut(second)], gone=[None, 5.6, gone], status=1)
+    assert (Code.CRASHED in codes(verdict)) is crashed
+
+
+def test_a_helper_that_says_something_by_its_status_is_not_blamed_for_a_later_death() -> None:
+    helper = leaving(silent(program(pid=600, argv=("python", "has_gpu.py"))), 1)
+    verdict = judge([helper, cut(warm())], gone=[5.6, 60.0], status=-11)
+    assert Code.CRASHED in codes(verdict)
+    assert "has_gpu" not in messages(verdict)
+
+
+def test_a_status_is_no_reason_where_the_command_ended_well() -> None:
+    launcher, first, second = warm_ranks()
+    assert judge([launcher, leaving(first, 3), second]).kind is Kind.WARM
+
+
+def test_a_single_program_that_leaves_with_a_status_is_named_also_without_a_call() -> None:
+    verdict = judge([leaving(silent(program()), 3, "at /job/train.py:9 in main")], status=3)
+    assert "exit status 3 at /job/train.py:9 in main" in messages(verdict)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "kind", "said"),
+    [
+        (errno.ENOSPC, Code.NO_SPACE, Kind.BROKEN, "/store takes no more, so rank 1 could not say everything"),
+        (errno.EDQUOT, Code.NO_SPACE, Kind.BROKEN, "/store takes no more"),
+        (errno.EIO, Code.NO_EVIDENCE, Kind.UNKNOWN, "the event file of rank 1 could not be written any more: error EIO"),
+        (0, Code.NO_EVIDENCE, Kind.UNKNOWN, "the event file of rank 1 could not be written any more"),
+    ],
+)
+def test_a_program_that_could_not_say_everything_did_not_crash(error: int, code: Code, kind: Kind, said: str) -> None:
+    launcher, first, second = warm_ranks()
+    verdict = judge([launcher, first, cut(second)], silenced=[None, None, error])
+    assert (codes(verdict), verdict.kind) == ({code}, kind)
+    assert said in messages(verdict)
+
+
+def test_a_call_after_the_end_was_told_is_missing_evidence_and_no_crash() -> None:
+    late = [called("1/0", 256), lookup(Layer.FX, graph="1/0")]
+    verdict = judge([[*warm(), *late]])
+    assert (codes(verdict), verdict.kind) == ({Code.NO_EVIDENCE}, Kind.UNKNOWN)
+    assert "after it had told its end" in messages(verdict)
+    failed_exec = instead(Summary, summary(how="exec"))(warm())  # which goes on, and then is killed
+    assert Code.CRASHED in codes(judge([[*failed_exec, *late]]))
+
+
+def test_what_could_not_be_said_by_a_child_or_a_stranger_takes_warm_away() -> None:
+    child = plus(Silenced(t=4.0, pid=7, error=errno.ENOSPC))
+    assert codes(judge(ranks_with(child))) == {Code.NO_SPACE}
+    quiet = child(silent(program(pid=600)))
+    assert codes(judge([quiet, *warm_ranks()])) == {Code.NO_SPACE}
+    assert codes(judge([*warm_ranks(), []], silenced=[None, None, None, errno.EIO])) == {Code.NO_EVIDENCE}
+    assert codes(judge([*warm_ranks(), []])) == {Code.NO_EVIDENCE}
+
+
 def test_an_error_that_the_command_got_over_excuses_nobody_it_is_no_reason_of() -> None:
     helper = plus(raised(2.0))(silent(program(pid=600, argv=("python", "helper.py"))))
     verdict = judge([helper, cut(warm())], gone=[2.5, 8.0])
@@ -444,6 +538,29 @@ def test_a_process_that_used_torch_and_said_nothing_is_named_with_why() -> None:
     assert "-I" in first.message
     assert "ignores PYTHONPATH" in first.message
     assert "its environment or its path was changed" in second.message
+
+
+COMPILERS = tuple(SeenCompiler(pid=900 + n, argv=("g++", "-c", f"{n}.cpp")) for n in range(3))
+
+
+def test_a_compiler_that_no_program_reported_makes_a_launch_cold() -> None:
+    verdict = judge(warm_ranks(), compilers=COMPILERS)
+    assert (verdict.kind, verdict.exit_code, codes(verdict)) == (Kind.COLD, ExitCode.NOT_WARM, {Code.COMPILED})
+    assert "g++ 0.cpp (process 900), and 2 more" in messages(verdict)
+    assert "and" not in messages(judge(warm_ranks(), compilers=COMPILERS[:1])).partition("(")[2]
+
+
+def test_a_compiler_that_a_program_reported_is_told_once() -> None:
+    verdict = judge([plus(compiled("cxx", detail="g++ a.cpp"))(warm())], compilers=COMPILERS)
+    assert [reason.code for reason in verdict.reasons] == []
+    assert codes(verdict) == {Code.COMPILED}
+
+
+def test_a_build_in_which_a_build_tool_compiled_is_built_and_not_warm() -> None:
+    stored = frozenset(KEYS)
+    assert judge_built_launch(record([warm()]), expectation(), stored).kind is Kind.WARM
+    verdict = judge_built_launch(record([warm()], compilers=COMPILERS), expectation(), stored)
+    assert (verdict.kind, codes(verdict)) == (Kind.BUILT, set())
 
 
 def test_an_observer_that_could_not_begin_is_refused_also_where_all_others_hit() -> None:

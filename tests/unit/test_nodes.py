@@ -246,3 +246,11 @@ def test_a_line_says_whether_other_commands_start_ranks_of_the_same_launch(
     line: str, environ: dict[str, str], elsewhere: bool
 ) -> None:
     assert commandline.read(line.split(), environ).elsewhere is elsewhere
+
+
+@pytest.mark.parametrize("changes", [{"components": 3}, {"keys": "24"}, {"host": None}, {"color": "blue"}])
+def test_facts_that_are_not_of_their_types_are_not_compared(changes: dict[str, Any]) -> None:
+    data = plain(facts("node0"))
+    assert NodeFacts.from_json(data) == facts("node0")
+    assert NodeFacts.from_json({**data, **changes}) is None
+    assert NodeFacts.from_json(["node0"]) is None  # type: ignore[arg-type]

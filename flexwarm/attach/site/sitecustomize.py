@@ -1,10 +1,19 @@
 """Python runs this when it starts, because the directory is first on PYTHONPATH: watch for torch, and give way.
 
 Nothing happens in a program that never imports torch: a finder is added to ``sys.meta_path`` that says no to every other
-name. Written for any Python 3.6 and later, because any interpreter that the launch starts comes by here.
+name, and a function that does nothing to those of ``atexit``. Written for any Python 3.6 and later, because any interpreter
+that the launch starts comes by here.
 """
 
+import atexit
 import sys
+
+
+def _last_words():
+    """What a program registered with atexit before it imported torch runs after the observer's own: this runs after all."""
+    witnesses = sys.modules.get("flexwarm.attach.witnesses")
+    if witnesses is not None:
+        witnesses.end()
 
 
 def _give_way():
@@ -97,5 +106,6 @@ def _observe():
             pass  # nobody is there to be told: this program then counts as one that could not be observed
 
 
+atexit.register(_last_words)
 sys.meta_path.insert(0, _TorchFinder)
 _give_way()

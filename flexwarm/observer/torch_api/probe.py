@@ -102,6 +102,16 @@ class TorchApi:
         _function(autotuner, "benchmark_all_configs")
         return autotuner
 
+    def kernel_autotuner(self) -> Any:
+        """Triton's ``Autotuner`` of a kernel under ``@triton.autotune``, whose ``_bench`` times one configuration.
+
+        Its ``cache`` maps what it was tuned for to the winner, and grows when the last configuration was timed. Read in Triton
+        3.5 to 3.9.
+        """
+        autotuner = _part(_module("triton.runtime.autotuner"), "Autotuner")
+        _function(autotuner, "_bench")
+        return autotuner
+
 
 _PARTS = tuple(name for name, value in vars(TorchApi).items() if isinstance(value, cached_property))
 

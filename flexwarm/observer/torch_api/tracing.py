@@ -359,6 +359,7 @@ class _Hooks:
     """What is wanted; ``_apply`` makes it so, and the hooks read it when they run."""
 
     queries: Callable[[bool], None] | None = None
+    seats: threading.local | None = None  # where a thread's questions are counted without a call of the observer
     traces: Callable[[], AbstractContextManager[None]] | None = None
     patches: Callable[[], None] | None = None
     backward: Callable[[], AbstractContextManager[None]] | None = None
@@ -387,8 +388,10 @@ def _apply(api: TracingApi) -> None:
         inject["_flexwarm_local"] = _local if own_flag or api.where is Where.THREAD else _Shared(api.fx)
         inject["_flexwarm_query"] = FunctionType(query.of(_query), inject) if own_flag else query.original()
         inject["_flexwarm"] = _Entry
+        if _hooks.seats is not None:
+            inject["_flexwarm_seats"] = _hooks.seats
         plain = query.of(_query) if own_flag else query.shipped
-        query.put(query.of(_observed_query) if _hooks.queries else plain)
+        query.put(query.of(_observed(query.shipped, own_flag)) if _hooks.queries else plain)
         if own_flag or isinstance(api.fx, _Module):
             api.fx.__class__ = _Module if own_flag else ModuleType
         _put(api.tracing, _tracing, own_flag)
@@ -404,6 +407,24 @@ def _apply(api: TracingApi) -> None:
         if api.autotune is not None:
             _put(api.autotune, _autotune, _hooks.remedy)
         _put(api.backward, _run_backward, _hooks.remedy or _hooks.single or _hooks.backward is not None)
+
+
+def _observed(shipped: CodeType, own_flag: bool) -> Callable[[], bool]:
+    """The template that observes the question: one that counts where what torch ships is known to the instruction."""
+    if _hooks.seats is None:
+        return _observed_query
+    if own_flag:
+        return _counted_query
+    if _same(shipped, _shipped_for_process.__code__):
+        return _counted_query_of_process
+    if _same(shipped, _shipped_for_thread.__code__):
+        return _counted_query_of_thread
+    return _observed_query
+
+
+def _same(one: CodeType, other: CodeType) -> bool:
+    """Whether two codes without arguments and inner functions do the same, wherever they are from."""
+    return (one.co_code, one.co_names, one.co_consts) == (other.co_code, other.co_names, other.co_consts)
 
 
 def _swap(function: FunctionType) -> _Swap:
@@ -430,6 +451,7 @@ if TYPE_CHECKING:
     _flexwarm: Any = None
     _flexwarm_local: Any = None
     _flexwarm_query: Any = None
+    _flexwarm_seats: Any = None
     _flexwarm_was_trace: Any = None
     _flexwarm_was_make_fx: Any = None
     _flexwarm_was_patch_method: Any = None
@@ -438,7 +460,9 @@ if TYPE_CHECKING:
     _flexwarm_was_session: Any = None
     _flexwarm_was_run_backward: Any = None
     _flexwarm_was_autotune: Any = None
+    _get_is_fx_tracing: Any = None
     _is_compiling_flag: Any = None
+    _is_fx_tracing_flag: Any = None
     is_fx_tracing_warning: Any = None
     torch: Any = None
 
@@ -448,6 +472,53 @@ def _query() -> bool:
 
 
 def _observed_query() -> bool:
+    answer: bool = _flexwarm_query()
+    _flexwarm.query(answer)
+    return answer
+
+
+# What torch ships, up to 2.13 and from 2.14 on: where the flag is not set, the answer is no, and nothing else is asked.
+def _shipped_for_process() -> bool:
+    return _is_fx_tracing_flag and not torch.compiler.is_compiling()
+
+
+def _shipped_for_thread() -> bool:
+    return _get_is_fx_tracing() and not torch.compiler.is_compiling()
+
+
+# Every compiled call runs one of these: no frame more than without it, and one look at a thread-local. A thread without a
+# seat has no such attribute, or None there; then, and where the flag is set, it is as in `_observed_query`.
+def _counted_query_of_process() -> bool:
+    if not _is_fx_tracing_flag:
+        try:
+            _flexwarm_seats.seat.checks += 1
+            return False
+        except AttributeError:
+            pass
+    answer: bool = _flexwarm_query()
+    _flexwarm.query(answer)
+    return answer
+
+
+def _counted_query_of_thread() -> bool:
+    if not _get_is_fx_tracing():
+        try:
+            _flexwarm_seats.seat.checks += 1
+            return False
+        except AttributeError:
+            pass
+    answer: bool = _flexwarm_query()
+    _flexwarm.query(answer)
+    return answer
+
+
+def _counted_query() -> bool:
+    if not _flexwarm_local.flag:
+        try:
+            _flexwarm_seats.seat.checks += 1
+            return False
+        except AttributeError:
+            pass
     answer: bool = _flexwarm_query()
     _flexwarm.query(answer)
     return answer
@@ -694,10 +765,16 @@ _NEVER_COMPILED = tuple(
 # ---- hooks -------------------------------------------------------------------------------------------------------------
 
 
-def observe_queries(api: TracingApi, observer: Callable[[bool], None] | None) -> None:
-    """Have every compiled call tell, in its thread, the answer that torch gets; what the observer raises, the call raises."""
+def observe_queries(api: TracingApi, observer: Callable[[bool], None] | None, seats: threading.local | None = None) -> None:
+    """Have every compiled call tell, in its thread, the answer that torch gets; what the observer raises, the call raises.
+
+    Args:
+        seats: what a thread has there as ``seat`` counts, as ``checks``, how often it was told that nobody traces; the observer
+            is not called for these. It is told every other answer, also the first of a thread that has no seat yet, and is to
+            count those itself. Where this torch asks in another way than any that is known, it is told all of them.
+    """
     with _mutex:
-        _hooks.queries = observer
+        _hooks.queries, _hooks.seats = observer, seats if observer is not None else None
         _apply(api)
 
 
