@@ -8,10 +8,11 @@ from typing import Any
 from flexwarm.calls import CompiledCall
 from flexwarm.canonical import plain
 from flexwarm.commandline import title
+from flexwarm.compiler_lines import subject
 from flexwarm.events import Answer, Hazard
 from flexwarm.launch_verdict import ProgramVerdict
 from flexwarm.ops.launch_line import LaunchResult
-from flexwarm.programs import GraphRecord, LaunchRecord, ProgramRecord
+from flexwarm.programs import GraphRecord, LaunchRecord, ProgramRecord, SeenCompiler
 from flexwarm.reasons import Code, Reason, is_hazard
 from flexwarm.render.run import VERDICT_STYLES, outcome_style
 from flexwarm.render.text import duration, size
@@ -46,7 +47,7 @@ def launch_json(result: LaunchResult, exit_code: int) -> dict[str, Any]:
             "ended": record.ended.value if record else None,
             "programs": [_program_json(program) for program in record.programs] if record else [],
             "nodes": _nodes_json(record) if record else [],
-            "compilers": [{"pid": x.pid, "command": " ".join(x.argv)[:_COMMAND]} for x in record.compilers] if record else [],
+            "compilers": [_compiler_json(compiler) for compiler in record.compilers] if record else [],
         },
         "jobs": [_job_json(program) for program in result.verdict.programs],
         "guard": result.remedy,
@@ -71,6 +72,10 @@ def _nodes_json(record: LaunchRecord) -> list[dict[str, Any]]:
         }
         for node, facts in sorted(record.nodes.items(), key=lambda item: (item[1].host, item[1].store, item[0]))
     ]
+
+
+def _compiler_json(compiler: SeenCompiler) -> dict[str, Any]:
+    return {"pid": compiler.pid, "compiles": subject(compiler.argv)[:_COMMAND], "command": " ".join(compiler.argv)[:_COMMAND]}
 
 
 def _program_json(program: ProgramRecord) -> dict[str, Any]:
