@@ -35,8 +35,8 @@ LEFT_SECONDS = 5.0
 REMOTE_SECONDS = 5.0
 #: Between two looks at the processes; importing torch takes longer.
 LOOK_SECONDS = 0.25
-#: After so many looks at one process that has no torch it is looked at more rarely, each so many looks.
-LOOKS, RARELY = 400, 20
+#: For so long torch is looked for in a process at each look, and then each so many seconds.
+OFTEN_SECONDS, RARELY_SECONDS = 100.0, 5.0
 #: In so many looks in a row torch must be there: between fork and exec a child has its parent's for a moment.
 _SURE = 2
 
@@ -120,6 +120,10 @@ def run_command(
         try:
             try:
                 supervision.until_ended()
+            except Exception:
+                if conditions.patient:
+                    supervision.only_pass_signals_on()  # it is our fault, and not that of the job
+                raise
             finally:
                 held.close()
         finally:
@@ -221,6 +225,11 @@ class _Supervision:
         while self._conditions.patient and signal.sigpending() & set(_PASSED_ON):
             signal.sigtimedwait(_PASSED_ON, 0)
 
+    def only_pass_signals_on(self) -> None:
+        """Until the command has ended; nothing else is looked at."""
+        while not self._watch.has_ended():
+            self._pass_signals_on()
+
     def _pass_signals_on(self) -> None:
         """Wait a moment for signals; those that the terminal sent have reached the command as well."""
         # Not by `sigtimedwait` alone: stopped and continued by job control, it ends early with a signal that never came.
@@ -261,6 +270,8 @@ class _Supervision:
 
     def _let_helpers_end(self) -> None:
         """Programs that the command leaves behind, such as a compiler's helpers, end by themselves in a moment."""
+        self._watch.rescan()
+        self._watch.read()  # a command may be over before anything of it was read
         deadline = time.monotonic() + (REMOTE_SECONDS if self._watch.waits_for_words_from_elsewhere() else LEFT_SECONDS)
         while time.monotonic() < deadline:
             self._watch.read()
@@ -306,6 +317,7 @@ class _Process:
     Attributes:
         image: which program it ran at the last look: see :func:`flexwarm.reaper.image`; ``argv`` is that one's command line.
         torch: looks in a row that found torch loaded in that one.
+        since: when this program was first seen, and ``next_torch`` when torch is looked for again; of ``time.monotonic``.
         used: image -> command line, of those that surely had it.
         builds: it is a build tool; its compilers come and go.
     """
@@ -315,7 +327,8 @@ class _Process:
     argv: tuple[str, ...] = ()
     torch: int = 0
     used: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    looks: int = 0
+    since: float | None = None
+    next_torch: float = 0.0
     builds: bool = False
     gone_unix: float | None = None
 
@@ -343,7 +356,9 @@ class _Watch:
         self._known: set[tuple[int, int]] = set()
         self._imageless: set[tuple[int, int]] = set()
         self._compilers: list[SeenCompiler] = []
-        self._next_look = 0.0
+        self._next_look = self._next_scan = self._scanned_for = 0.0
+        #: Processes with the run's mark -> when they were started, at the last look through all of the machine.
+        self._marked_then: dict[int, int] = {}
         self._host = socket.gethostname()
         self.held = self.hung = False
 
@@ -374,11 +389,13 @@ class _Watch:
             if name.endswith(SILENCED):
                 with contextlib.suppress(OSError, ValueError):
                     self._silenced[name.removesuffix(SILENCED)] = int(os.readlink(self._directory / name))
-        for file in self._files.values():
+        for name, file in self._files.items():
             data = file.rest
             with contextlib.suppress(OSError):
                 data += file.stream.read()
             *lines, file.rest = data.split(b"\n")
+            if name not in self._silenced and (number := file.silenced()) is not None:
+                self._silenced[name] = number  # at once: with space again, a later line takes the sign back
             for line in lines:
                 event = _event(line, file.path)
                 file.said.append(event)
@@ -422,10 +439,7 @@ class _Watch:
         return seen[0].gone_unix if seen else None
 
     def close(self) -> None:
-        for name, file in self._files.items():
-            number = file.silenced()
-            if number is not None:
-                self._silenced[name] = number
+        for file in self._files.values():
             file.stream.close()
 
     # ---- what is there -------------------------------------------------------------------------------------------------
@@ -444,29 +458,30 @@ class _Watch:
             self._processes[pid] = _Process(started=reaper.started(pid))
         for pid, process in self._processes.items():
             image = reaper.image(pid)
-            # Where the image cannot be known, another command line tells another program.
-            if image != process.image or not process.looks or (not image and _argv(pid) != process.argv):
-                self._begins(pid, process, image)
-            process.looks += 1
-            often = process.looks < LOOKS or process.looks % RARELY == 0
+            if image != process.image or process.since is None:
+                process.image, process.torch, process.since = image, 0, began
+                self._runs(pid, process, _argv(pid))
+            elif not image and (argv := _argv(pid)) != process.argv:
+                self._runs(pid, process, argv)  # another program, or only another title
+            often = began - process.since < OFTEN_SECONDS or began >= process.next_torch
             if image not in process.used and often and not self._is_known(pid, process, image):
                 process.torch = process.torch + 1 if _has_torch(pid) else 0
+                if not process.torch:
+                    process.next_torch = began + RARELY_SECONDS
                 process.argv = _argv(pid) or process.argv
                 if process.torch >= _SURE:
                     process.used[image] = process.argv
         reaper.reap_adopted(self._others | {self.pid})
         # A compiler under a build tool may take less than the time between two looks.
-        pause = 0.0 if any(process.builds for process in self._processes.values()) else LOOK_SECONDS
+        pause, share = (0.0, 4) if any(process.builds for process in self._processes.values()) else (LOOK_SECONDS, 20)
         # A look at very many processes must not become a load itself.
-        self._next_look = time.monotonic() + max(pause, 20 * (time.monotonic() - began))
+        self._next_look = time.monotonic() + max(pause, share * (time.monotonic() - began - self._scanned_for))
 
-    def _begins(self, pid: int, process: _Process, image: int) -> None:
-        """A process was met for the first time, or runs another program now."""
-        process.image, process.torch, process.looks = image, 0, 0
-        process.argv = _argv(pid)
-        process.builds = is_build_tool(process.argv)
-        if runs_compiler(process.argv):
-            self._compilers.append(SeenCompiler(pid=pid, argv=process.argv))
+    def _runs(self, pid: int, process: _Process, argv: tuple[str, ...]) -> None:
+        """A process was met for the first time, or has another command line."""
+        process.argv, process.builds = argv, is_build_tool(argv)
+        if runs_compiler(argv):
+            self._compilers.append(SeenCompiler(pid=pid, argv=argv))
 
     def _note_gone(self, pids: Iterable[int]) -> None:
         for pid in list(pids):
@@ -479,7 +494,21 @@ class _Watch:
 
         Those that descend from us are known by that. What a service of this machine has started for it is known by the mark.
         """
-        return list(dict.fromkeys([*self._descendants(), *self._marked()]))
+        return list(dict.fromkeys([*self._descendants(), *self._strangers()]))
+
+    def rescan(self) -> None:
+        """Look through all of the machine's processes at the next look."""
+        self._next_scan = 0.0
+
+    def _strangers(self) -> list[int]:
+        """Those with the mark, as they were last looked for among all processes of the machine, if they still run."""
+        began, self._scanned_for = time.monotonic(), 0.0
+        if began >= self._next_scan:
+            with contextlib.suppress(OSError):  # too many open files, say: a real job must not suffer for it
+                self._marked_then = {pid: reaper.started(pid) for pid in self._marked()}
+            self._scanned_for = time.monotonic() - began
+            self._next_scan = time.monotonic() + max(LOOK_SECONDS, 20 * self._scanned_for)
+        return [pid for pid, at in self._marked_then.items() if reaper.started(pid) == at and not reaper.is_zombie(pid)]
 
     def _descendants(self) -> list[int]:
         """But for those that were there before."""

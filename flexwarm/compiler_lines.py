@@ -7,8 +7,13 @@ import re
 import shlex
 from collections.abc import Sequence
 
-_COMPILER = re.compile(r"(?:[\w.]+-)*(?:g\+\+|gcc|c\+\+|cc|clang\+\+|clang|icpx|icx|icpc|nvcc|cicc|ptxas|hipcc)(?:-[\d.]+)?")
-_SOURCES = (".c", ".C", ".cc", ".cpp", ".cxx", ".cu", ".h", ".hpp", ".ptx", ".s", ".o")
+_COMPILER = re.compile(
+    r"(?:[\w.]+-)*(?:g\+\+|gcc|c\+\+|cc|clang\+\+|clang|icpx|icx|icpc|nvcc|nvc|nvc\+\+|amdclang|amdclang\+\+|cicc|ptxas|hipcc)(?:-[\d.]+)?"
+)
+_SOURCES = (
+    *(".c", ".C", ".cc", ".cp", ".cpp", ".CPP", ".c++", ".cxx", ".i", ".ii", ".m", ".mm", ".cu", ".hip", ".h", ".hpp"),
+    *(".ptx", ".s", ".S", ".o"),
+)
 _SHELLS = ("sh", "bash", "dash", "zsh")
 _BUILD_TOOLS = ("ninja", "ninja-build", "make", "gmake", "cmake", "meson", "scons", "bazel", "bazelisk")
 _LAUNCHERS = ("env", "ccache", "sccache", "distcc", "nice", "ionice", "timeout", "exec", "command", "time")

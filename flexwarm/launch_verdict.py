@@ -273,12 +273,11 @@ def _end_reasons(program: ProgramRecord, record: LaunchRecord) -> list[Reason]:
         return [_silence(program.name, program.silenced, record)]
     if record.ended is not Ended.BY_ITSELF:
         return []
+    if program.raised is not None and record.status == 0:
+        # Also one that ended without a word afterwards: its own error is no excuse for that.
+        return [Reason(code=Code.RAISED, message=f"{_error(program.raised)}, and the command went on")]
     if program.said_bye:
-        raised = program.raised
-        if raised is None or record.status != 0:
-            return []
-        message = f"{_error(raised)}, and the command went on"
-        return [Reason(code=Code.RAISED, message=message)]
+        return []
     if program.went_on:
         message = "it made calls after it had told its end, and what came of these is not known"
         hint = "does something call compiled functions while Python shuts down, such as a __del__?"

@@ -25,8 +25,11 @@ class Leaving:
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
         self._main = _main_code(frame)
         self._asked: int | None = None
+        #: Where the main code stood when it asked.
+        self._asked_at = -1
         self._why = ""
-        self._raised: BaseException | None = None
+        #: The status that an error gives, which is not kept itself: its stack holds all that the program had.
+        self._raised: tuple[int | None] | None = None
 
     def ask(self, status: object, caller: FrameType | None) -> None:
         """``sys.exit`` is called, from ``caller``. In another thread than the main one that ends the thread alone."""
@@ -35,20 +38,26 @@ class Leaving:
         main = _main_code(caller)
         if main is None:
             return  # Python's own end calls it, where it ends nothing any more
-        self._main = main
+        self._main, self._asked_at = main, main.f_lasti
         self._note(status, caller)
 
     def raised(self, error: BaseException) -> None:
         """An error that nothing caught ends the main code; a status that was asked for before was not the end."""
-        self._raised = error
+        self._raised = (None if isinstance(error, KeyboardInterrupt) else 1,)
 
     def at_exit(self) -> tuple[int | None, str]:
         """The status with which Python ends, as its ``atexit`` sees it, and why. None where that is not known."""
         if self._raised is not None:
-            return (None if isinstance(self._raised, KeyboardInterrupt) else 1), ""
+            return self._raised[0], ""
         if self._main is not None and _came_to_its_end(self._main):
             return 0, ""
+        if self._main is not None and self._asked is not None and self._main.f_lasti != self._asked_at:
+            return None, ""  # that one was caught, and something else ended the main code
         return self._asked, self._why
+
+    def forget(self) -> None:
+        """Let go of the main code: what its objects do at their end must not come later because of us."""
+        self._main = None
 
     def at_once(self, status: object, caller: FrameType | None) -> tuple[int | None, str]:
         """The same for ``os._exit``, which nothing catches."""

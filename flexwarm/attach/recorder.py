@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import stat
@@ -104,6 +105,9 @@ class ProgramRecorder(Recorder):
         except OSError as error:
             if self._is_open():
                 self._write(Silenced(t=time.time(), pid=self._pid, error=error.errno or 0))
+                if self._mute:  # a sign of its own, which no later line of the parent takes back
+                    with contextlib.suppress(OSError):
+                        os.symlink(str(error.errno or 0), f"{self._path()}{SILENCED}")
                 self._mute = True
             else:
                 self._file = self._path()

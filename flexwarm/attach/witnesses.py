@@ -17,7 +17,7 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
 import torch
@@ -62,6 +62,7 @@ def end() -> None:
     """The interpreter ends, and nothing else of the program will run."""
     if _here is not None:
         _here.end()
+        _here.forget()
 
 
 class Attached:
@@ -237,9 +238,8 @@ class Attached:
 
         @functools.wraps(leave)
         def telling_exit(status: int) -> NoReturn:
-            caller = sys._getframe(1)
             try:
-                self._end("os._exit", self._leaving.at_once(status, caller))
+                self._end("os._exit", self._leaving.at_once(status, _caller()))
             finally:
                 leave(status)
 
@@ -282,7 +282,7 @@ class Attached:
 
         @functools.wraps(leave)
         def telling_sys_exit(*status: Any) -> NoReturn:
-            caller = sys._getframe(1)
+            caller = _caller()
             self._try("its exit", lambda: self._leaving.ask(status[0] if status else None, caller))
             leave(*status)
 
@@ -293,7 +293,7 @@ class Attached:
 
         @functools.wraps(ask)
         def telling_quitter(quitter: Any, code: Any = None) -> Any:
-            caller = sys._getframe(1)
+            caller = _caller()
             self._try("its exit", lambda: self._leaving.ask(code, caller))
             return ask(quitter, code)
 
@@ -319,6 +319,10 @@ class Attached:
     def end(self) -> None:
         """The interpreter ends. What the program does after that, in functions of ``atexit``, is told by another call."""
         self._end("exit", self._leaving.at_exit())
+
+    def forget(self) -> None:
+        """Nothing of the program runs any more but the ends of its objects."""
+        self._leaving.forget()
 
     def _end(self, how: str, left: tuple[int | None, str] | None) -> None:
         """``left``: with which status, and why; None where another program takes the place of this one."""
@@ -361,6 +365,11 @@ class Attached:
         for job, (name, read) in self._settings.items():
             if job != "lane-0":
                 limits.report_drift(self.recorder, here, "the main thread", read, name)
+
+
+def _caller() -> FrameType | None:
+    """Who called the wrapper that asks; None where that is no Python, as for what ``atexit`` or a new thread begins with."""
+    return sys._getframe(1).f_back
 
 
 def _argv() -> tuple[str, ...]:

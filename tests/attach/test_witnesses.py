@@ -206,3 +206,31 @@ def test_a_cache_that_is_moved_on_triton_itself_is_told_and_not_one_that_stays(t
     (tmp_path / "again").mkdir()
     (said,) = run(tmp_path / "again", script)[1].values()
     assert [event["event"] for event in said] == ["program", "summary", "bye"]
+
+
+@pytest.mark.parametrize(
+    ("script", "status"),
+    [
+        ("import atexit, os\natexit.register(os._exit, 7)\n", 7),
+        ("import _thread, os, time\n_thread.start_new_thread(os._exit, (5,))\ntime.sleep(60)\n", 5),
+        ("import atexit, sys\natexit.register(sys.exit, 3)\n", 0),
+    ],
+)
+def test_a_program_leaves_as_it_asks_for_also_where_no_python_asks(tmp_path: Path, script: str, status: int) -> None:
+    done, files = run(tmp_path, script)
+    assert done.returncode == status
+    assert "call stack" not in done.stderr
+    (said,) = files.values()
+    assert said[-1]["event"] == "bye"
+    assert not [event for event in said if event["event"] == "refused"]
+
+
+def test_what_objects_do_at_their_end_they_do_when_they_always_did(tmp_path: Path) -> None:
+    """At the end of the main module, while there still is a standard output."""
+    script = (
+        "from flexwarm.attach import witnesses\nimport atexit\natexit._clear()\natexit.register(witnesses.end)\n"
+        "class Last:\n    def __del__(self):\n        print('the last words', flush=True)\n"
+        "last = Last()\n"
+    )
+    done, _ = run(tmp_path, script)
+    assert (done.returncode, done.stdout) == (0, "the last words\n"), done.stderr

@@ -605,7 +605,7 @@ def test_a_program_is_told_by_where_its_stack_is_unless_that_is_the_same_for_all
 
 
 def test_a_process_that_loads_torch_late_is_looked_at_still(driver: Driver, library: str) -> None:
-    driver.seconds |= {"LOOKS": 2, "RARELY": 2}
+    driver.seconds |= {"OFTEN_SECONDS": 0.1, "RARELY_SECONDS": 0.2}
     answer = driver([*python("import time\ntime.sleep(1)\n" + LOADED + WAITS), library], limit_seconds=3.0)[0]
     assert len(answer["unseen"]) == 1
 

@@ -540,6 +540,14 @@ def test_a_process_that_used_torch_and_said_nothing_is_named_with_why() -> None:
     assert "its environment or its path was changed" in second.message
 
 
+@pytest.mark.parametrize("gone", [None, 8.0])
+def test_a_program_that_raised_and_then_died_is_no_excuse_for_itself(gone: float | None) -> None:
+    """The error is said, Python waits for a thread, and is killed before it could say the end."""
+    said = [program(), called(), lookup(Layer.FX), lookup(Layer.AOT), raised()]
+    verdict = judge([said], gone=[gone])
+    assert (verdict.kind, verdict.exit_code, codes(verdict)) == (Kind.BROKEN, ExitCode.JOB_FAILED, {Code.RAISED})
+
+
 COMPILERS = tuple(SeenCompiler(pid=900 + n, argv=("g++", "-c", f"{n}.cpp")) for n in range(3))
 
 
