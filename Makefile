@@ -4,6 +4,7 @@
 #   make test                          linters, types, import contracts, and all tests but the next two groups
 #   make launches                      launch lines, steps, record and replay, with the real torchrun
 #   make demo TORCH=torch==2.14.1      the same with another torch, in an environment of its own
+#   make demo-absent-gpu               builds for two H200 that are not here, and verifies it (a CUDA build of torch, 7 GB)
 #   make programs                      real programs and launchers, not written here: transformers, accelerate, deepspeed,
 #                                      and Open MPI and Slurm where the system has them (300 MB)
 #   make contract                      what is believed of torch, held against 2.11.0, 2.13.0 and 2.14.1 (12 GB)
@@ -11,6 +12,7 @@
 PYTHON ?= python3
 DEFAULT_TORCH := torch==2.13.0
 TORCH ?= $(DEFAULT_TORCH)
+CUDA_TORCH ?= torch==2.14.1
 # One environment for each torch: two versions in one would mix their files.
 VENV := .venv$(if $(filter-out $(DEFAULT_TORCH),$(TORCH)),-$(subst ==,-,$(TORCH)))
 BIN := $(VENV)/bin
@@ -20,13 +22,13 @@ JOBS ?= 2
 
 # What is believed of torch and of threads in it: run for each version in an environment of its own.
 CONTRACT := tests/contract tests/toolchain/test_contract_torch.py tests/guard tests/docs/test_guard_page.py \
-  tests/attach tests/main/test_lanes.py tests/main/test_hazards.py tests/main/test_steps.py tests/main/test_launch_lines.py
+  tests/attach tests/absent tests/main/test_lanes.py tests/main/test_hazards.py tests/main/test_steps.py tests/main/test_launch_lines.py
 # Each starts several processes of torch; together they take longer than all other tests.
 LAUNCHES := tests/main/test_launch_lines.py tests/main/test_replay.py tests/main/test_record.py tests/main/test_steps.py \
   tests/docs/test_launch_lines_page.py
 VERSIONS ?= 2.11.0 2.13.0 2.14.1
 
-.PHONY: help venv demo test lint types contracts contract contract-one launches programs unit main bench format clean
+.PHONY: help venv demo demo-absent-gpu absent-gpu test lint types contracts contract contract-one launches programs unit main bench format clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -44,6 +46,12 @@ $(VENV)/.installed: pyproject.toml
 
 demo: venv
 	@sh examples/demo.sh $(BIN)/flexwarm
+
+demo-absent-gpu:
+	@$(MAKE) --no-print-directory absent-gpu TORCH=$(CUDA_TORCH)
+
+absent-gpu: venv
+	@sh examples/absent-gpu.sh $(BIN)/flexwarm
 
 test: lint types contracts
 	$(RUN) $(BIN)/python -m pytest $(addprefix --ignore=,$(LAUNCHES)) -n $(JOBS) --dist loadgroup

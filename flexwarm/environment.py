@@ -73,6 +73,8 @@ EFFECTS: Final[Mapping[str, Effect]] = {
             *("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_KERNEL_CACHE_PATH", "PYTORCH_VERSION"),
             # Only where Triton's directories are that no variable names; the bucket's variables name its cache.
             "TRITON_HOME",
+            # Where Triton looks for the driver; `--target` sets it.
+            "TRITON_LIBCUDA_PATH",
             # Caches of other things.
             *("TORCH_EXTENSIONS_DIR", "TORCH_HOME", "CCACHE_*"),
             # Neither Inductor nor Triton hands these to the compiler; conda sets them in every shell.

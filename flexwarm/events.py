@@ -127,6 +127,24 @@ class Compiled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Untuned:
+    """Torch or Triton timed kernels on a GPU that is not there: the choice means nothing.
+
+    Attributes:
+        kernel: its name.
+        baked: the choice is part of what was compiled, so that this is worth nothing elsewhere; else only a choice between
+            kernels that are all compiled, which was not kept.
+    """
+
+    KIND: ClassVar[str] = "untuned"
+    t: float
+    job: str | None
+    kernel: str
+    baked: bool
+    graph: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Dense:
     """Attention was computed with a materialised score matrix, on real tensors."""
 
@@ -222,7 +240,7 @@ class ShapeDone:
         first_seconds: the first call, compiling or loading included.
         error: largest absolute difference from the reference on the sampled rows; None where one side is not finite.
         tolerance: what that difference may be for this dtype; the worker's comparison is elementwise.
-        agrees: every sampled element is within tolerance, and all gradients are finite.
+        agrees: every sampled element is within tolerance, and all gradients are finite; None where nothing was computed.
     """
 
     KIND: ClassVar[str] = "shape_done"
@@ -235,7 +253,7 @@ class ShapeDone:
     repeat_seconds: float | None
     error: float | None
     tolerance: float
-    agrees: bool
+    agrees: bool | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -315,6 +333,7 @@ Event: TypeAlias = (
     | Heartbeat
     | Lookup
     | Compiled
+    | Untuned
     | Dense
     | Hazard
     | Hang

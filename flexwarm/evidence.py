@@ -6,11 +6,12 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from flexwarm.events import Answer, Compiled, Dense, Hazard, JobFailed, JobStopped, Layer, Lookup
+from flexwarm.events import Answer, Compiled, Dense, Hazard, JobFailed, JobStopped, Layer, Lookup, Untuned
 from flexwarm.hazards import SAID_AT_MOST, HazardCode
 from flexwarm.plan import Job
 from flexwarm.reasons import Code, Reason, hazard
 from flexwarm.record import End, Exit, JobRecord, Record, WorkerRecord
+from flexwarm.target import NOTHING, STANDS_IN
 
 #: How torch's error for a compiled call while FX traces begins.
 GUARD_MESSAGE = "Detected that you are using FX to symbolically trace"
@@ -232,11 +233,33 @@ def unserved_reasons(compiled: Sequence[Compiled], unserved: Sequence[Lookup]) -
     ]
 
 
-def result_reasons(record: JobRecord) -> list[Reason]:
+def untuned_reasons(untuned: Sequence[Untuned]) -> list[Reason]:
+    """Choices by time that went into what was compiled."""
+    baked = sorted({event.kernel for event in untuned if event.baked})
+    if not baked:
+        return []
+    more = f" and {len(baked) - 1} more" if len(baked) > 1 else ""
+    return [
+        Reason(
+            code=Code.UNTUNED,
+            message=f"what a GPU that is not there answers went into the code: {baked[0]}{more}",
+            hint="build this on the GPU, or without max-autotune",
+        )
+    ]
+
+
+def result_reasons(record: JobRecord, worker: WorkerRecord) -> list[Reason]:
+    """What the results say; nothing where a GPU that is not there computed none."""
+    computed = worker.hello is None or worker.hello.components.get(STANDS_IN, NOTHING) == NOTHING
     reasons = []
     for done in record.shapes:
-        if not done.agrees:
-            shape = record.job.workload.shapes[done.shape]
+        if done.agrees or (done.agrees is None and not computed):
+            continue
+        shape = record.job.workload.shapes[done.shape]
+        if done.agrees is None:
+            message = f"{shape}: the result was not held against dense attention"
+            reasons.append(Reason(code=Code.NO_EVIDENCE, message=message))
+        else:
             error = "is not finite" if done.error is None else f"differs by {done.error:.3g}, allowed {done.tolerance:g}"
             reasons.append(
                 Reason(code=Code.WRONG_RESULT, message=f"{shape}: the result {error} from dense attention in float32")
@@ -260,9 +283,9 @@ def dense_reasons(dense: Sequence[Dense]) -> list[Reason]:
 def drill_reasons(record: JobRecord, drill: Record) -> list[Reason]:
     """What a drill found in one job, and whether it tried everything that it should."""
     reasons = [_in_drill(reason) for reason in hazard_reasons(record)]
-    if record.dense:
-        reasons += [_in_drill(reason) for reason in result_reasons(record)]
     worker = drill.worker_of(record.job)
+    if record.dense:
+        reasons += [_in_drill(reason) for reason in result_reasons(record, worker)]
     ended_well = worker.exit is not None and worker.exit.end is End.FINISHED
     if isinstance(record.end, JobFailed):
         reasons += [_in_drill(reason) for reason in end_reasons(record, worker)]

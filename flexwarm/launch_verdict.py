@@ -155,7 +155,7 @@ def _judge(
         exit_code=exit_code,
         programs=tuple(programs),
         reasons=tuple(reasons),
-        notes=(*_rank_notes(record), *_node_notes(record, verified)),
+        notes=(*_rank_notes(record), *_node_notes(record, verified), *_absent_notes(record)),
     )
 
 
@@ -246,6 +246,7 @@ def _common_reasons(program: ProgramRecord, record: LaunchRecord, expected: Expe
         )
     reasons += evidence.seen_hazard_reasons(program.hazards)
     reasons += evidence.dense_reasons(program.dense)
+    reasons += evidence.untuned_reasons(program.untuned)
     if program.hang is not None:
         reasons.append(hazard(HazardCode.COMPILE_DEADLOCK, program.hang.message))
         if record.ended is Ended.HUNG:
@@ -618,6 +619,21 @@ def _rank_notes(record: LaunchRecord) -> list[str]:
             more = f"; and {len(own) - _NAMED} more" if len(own) > _NAMED else ""
             notes.append(f"only rank {ranks} compiles {told}{more}")
     return [*notes, "ranks that compile different calls wait for each other in collectives while one of them compiles"]
+
+
+def _absent_notes(record: LaunchRecord) -> list[str]:
+    """What a GPU that is not there leaves open: which variants are fastest, and what depends on results."""
+    notes = []
+    untuned = sorted({event.kernel for program in record.judged for event in program.untuned if not event.baked})
+    if untuned:
+        more = f" and {len(untuned) - 1} more" if len(untuned) > 1 else ""
+        notes.append(f"{untuned[0]}{more} untuned: flexwarm build on the GPU times their variants, which are all compiled")
+    reading = [program for program in record.judged if program.reads is not None]
+    if reading:
+        count = max(program.reads.count for program in reading if program.reads is not None)
+        names = reading[0].name if len(reading) == 1 else f"{reading[0].name} and {len(reading) - 1} more"
+        notes.append(f"{names} read values from the device {count} times; what depends on them may be otherwise on the GPU")
+    return notes
 
 
 def only_hazards(verdict: LaunchVerdict) -> bool:

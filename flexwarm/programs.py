@@ -10,7 +10,21 @@ from typing import TypeVar
 from flexwarm.calls import CompiledCall
 from flexwarm.canonical import StrEnum, digest
 from flexwarm.commandline import title
-from flexwarm.events import Answer, Bye, Compiled, Dense, Event, Hang, Hazard, Layer, Lookup, Refused, Settings, Sources
+from flexwarm.events import (
+    Answer,
+    Bye,
+    Compiled,
+    Dense,
+    Event,
+    Hang,
+    Hazard,
+    Layer,
+    Lookup,
+    Refused,
+    Settings,
+    Sources,
+    Untuned,
+)
 from flexwarm.nodes import NodeFacts
 from flexwarm.program_events import (
     COMPILE_WORKER,
@@ -21,6 +35,7 @@ from flexwarm.program_events import (
     Placed,
     Program,
     Raised,
+    Reads,
     Silenced,
     Spent,
     Summary,
@@ -114,6 +129,8 @@ class ProgramRecord:
     raised: Raised | None
     moved: tuple[Moved, ...]
     held: Held | None
+    untuned: tuple[Untuned, ...]
+    reads: Reads | None
     met: Nodes | None
     settings: Settings | None
     files: Mapping[str, str]
@@ -324,6 +341,8 @@ def _fold_program(told: Told) -> ProgramRecord:
         raised=_last(_of(Raised, said)),
         moved=tuple(_of(Moved, said)),
         held=_last(_of(Held, said)),
+        untuned=tuple(_of(Untuned, said)),
+        reads=_last(_of(Reads, said)),
         met=_last(_of(Nodes, said)),
         settings=next(iter(_of(Settings, said)), None),
         files=sources[-1].files if sources else {},

@@ -41,6 +41,7 @@ class Code(StrEnum):
     KEY_NOT_SEEN = "key-not-seen"
     KEY_NOT_LISTED = "key-not-listed"
     NOT_STORED = "not-stored"
+    UNTUNED = "untuned"
     DISK_CHANGED = "disk-changed"
     NO_EVIDENCE = "no-evidence"
     WITNESSES_DISAGREE = "witnesses-disagree"
@@ -95,6 +96,7 @@ MEANING: Mapping[Code, tuple[Kind, ExitCode]] = {
     Code.FX_BYPASS: _COLD,
     Code.COMPILED: _COLD,
     Code.NOT_STORED: _COLD,
+    Code.UNTUNED: _COLD,
     Code.KEY_NOT_SEEN: _UNKNOWN,
     Code.KEY_NOT_LISTED: _COLD,
     Code.DISK_CHANGED: _UNKNOWN,

@@ -29,6 +29,7 @@ from flexwarm.events import (
     ShapeDone,
     Sources,
     StepDone,
+    Untuned,
 )
 from flexwarm.plan import Job, Plan
 
@@ -61,6 +62,7 @@ class JobRecord:
     phase: Phase | None
     lookups: tuple[Lookup, ...]
     compiled: tuple[Compiled, ...]
+    untuned: tuple[Untuned, ...]
     dense: tuple[Dense, ...]
     hazards: tuple[Hazard, ...]
     drill: DrillDone | None
@@ -177,6 +179,7 @@ def _fold_job(job: Job, said: Sequence[Event]) -> JobRecord:
         phase=progress.phase if progress else None,
         lookups=tuple(e for e in said if isinstance(e, Lookup)),
         compiled=tuple(e for e in said if isinstance(e, Compiled)),
+        untuned=tuple(e for e in said if isinstance(e, Untuned)),
         dense=tuple(e for e in said if isinstance(e, Dense)),
         hazards=tuple(e for e in said if isinstance(e, Hazard)),
         drill=_last(DrillDone, said),

@@ -10,7 +10,7 @@ from flexwarm.canonical import StrEnum, plain
 from flexwarm.topology import LaneContext
 from flexwarm.workload import Workload, workload_from_json
 
-SCHEMA = 2
+SCHEMA = 3
 
 #: How long a drill holds a lane inside one trace at most.
 HOLD_SECONDS = 10.0
@@ -45,12 +45,14 @@ class Conduct:
 
     Attributes:
         hang_seconds: how long the holder of torch's compile lock and one that waits for it may stand still.
+        computes: results are held against dense attention; a GPU that is not there computes nothing.
     """
 
     purpose: Purpose
     guard: Guard = Guard.REPORT
     backward: Backward = Backward.ENGINE
     hang_seconds: float = 60.0
+    computes: bool = True
 
     @property
     def remedy(self) -> str:
@@ -104,6 +106,7 @@ class WorkerRequest:
             guard=Guard(conduct["guard"]),
             backward=Backward(conduct["backward"]),
             hang_seconds=conduct["hang_seconds"],
+            computes=conduct["computes"],
         )
         fields["context"] = LaneContext(data["context"])
         fields["jobs"] = tuple(JobRequest(**{**job, "workload": workload_from_json(job["workload"])}) for job in data["jobs"])

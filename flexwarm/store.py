@@ -18,6 +18,7 @@ BUCKETS: Final = "buckets-v1"
 LOCKS: Final = "locks-v1"
 STAGING: Final = "staging-v1"
 QUARANTINE: Final = "quarantine-v1"
+NULLGPU: Final = "nullgpu-v1"
 TAG: Final = "CACHEDIR.TAG"
 
 #: https://bford.info/cachedir/ : backup programs look for exactly these first bytes.
@@ -173,7 +174,7 @@ class Store:
         if create:
             store._create()
         if not trust_shared:
-            for path in (store.root, *store._directories):
+            for path in (store.root, *store._directories, store.nullgpu):
                 _refuse_what_others_can_write(path, store.root)
         return store
 
@@ -189,6 +190,11 @@ class Store:
     @property
     def quarantine(self) -> Path:
         return self.root / QUARANTINE
+
+    @property
+    def nullgpu(self) -> Path:
+        """What stands in for a GPU's driver, by the digest of what it was made of; made when it is first needed."""
+        return self.root / NULLGPU
 
     @property
     def lock(self) -> Path:
@@ -238,7 +244,7 @@ class Store:
 
     def _create(self) -> None:
         make_directory(self.root)
-        strangers = set(list_names(self.root)) - {BUCKETS, LOCKS, STAGING, QUARANTINE, TAG, "lost+found"}
+        strangers = set(list_names(self.root)) - {BUCKETS, LOCKS, STAGING, QUARANTINE, NULLGPU, TAG, "lost+found"}
         if strangers and not self.buckets_path.exists():
             # The tag would take somebody's home directory out of their backups.
             raise StoreError(

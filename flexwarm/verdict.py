@@ -154,7 +154,8 @@ def _judge_verified_job(
         reasons += evidence.key_reasons(lanes, frozenset().union(*(expected.get(x.job.id, frozenset()) for x in lanes)))
     if missed or any(reason.code is Code.KEY_NOT_LISTED for reason in reasons):
         reasons += notes.get(job.id, ())
-    reasons += evidence.result_reasons(job_record)
+    reasons += evidence.result_reasons(job_record, record.worker_of(job))
+    reasons += evidence.untuned_reasons(job_record.untuned)
     return JobVerdict(job=job, outcome=_outcome(job_record, reasons), reasons=tuple(reasons), record=job_record)
 
 
@@ -192,7 +193,8 @@ def _judge_built_job(job_record: JobRecord, record: Record, stored: frozenset[tu
             )
     if all(lane.ran_to_end for lane in lanes):
         reasons += evidence.layer_evidence_reasons(lanes)
-    reasons += evidence.result_reasons(job_record)
+    reasons += evidence.result_reasons(job_record, record.worker_of(job))
+    reasons += evidence.untuned_reasons(job_record.untuned)
     return JobVerdict(job=job, outcome=_outcome(job_record, reasons), reasons=tuple(reasons), record=job_record)
 
 

@@ -32,12 +32,13 @@ from flexwarm.canonical import digest, plain
 from flexwarm.environment import Effect
 from flexwarm.events import Bye, Refused, Settings, Sources
 from flexwarm.observation import Observation
-from flexwarm.observer import caches, compilers, dense, limits, sources, watchdog
+from flexwarm.observer import caches, compilers, dense, limits, sources, stand_in, watchdog
 from flexwarm.observer.guard import GuardWatch
 from flexwarm.observer.torch_api import TorchApi, graphs
 from flexwarm.observer.torch_api.tracing import resolve_tracing
-from flexwarm.program_events import COMPILE_WORKER, Called, Moved, Placed, Program, Raised, Summary
+from flexwarm.program_events import COMPILE_WORKER, Called, Moved, Placed, Program, Raised, Reads, Summary
 from flexwarm.request import Guard
+from flexwarm.target import STANDS_IN
 
 _here: Attached | None = None
 
@@ -104,6 +105,7 @@ class Attached:
         self._when("torch._functorch._aot_autograd.autograd_cache", lambda: caches.watch_aot(api, recorder))
         self._when("torch._inductor.compile_fx", self._watch_inductor)
         self._when("torch._inductor.runtime.triton_heuristics", lambda: compilers.watch_autotune(api, recorder))
+        self._when("torch._inductor.select_algorithm", lambda: compilers.watch_selection(api, recorder))
         self._when("torch._higher_order_ops.flex_attention", lambda: dense.watch(api, recorder))
         self._when("triton", self._watch_triton)
         self._when("triton.runtime.autotuner", lambda: compilers.watch_kernel_autotune(api, recorder))
@@ -137,6 +139,7 @@ class Attached:
 
     def _watch_inductor(self) -> None:
         compilers.watch_inductor(self._api, self.recorder)
+        compilers.watch_compiles(self._api, self.recorder)
         compilers.watch_processes(self.recorder)
         graphs.observe_graphs(lambda call: self._try(f"graph {call.graph}", lambda: self._graph(call)))
         # What a thread of a compiler's pool does is of the graph that was handed over last: compiles take turns.
@@ -194,6 +197,7 @@ class Attached:
                 "python.version": platform.python_version(),
                 "cpu.capability": torch.backends.cpu.get_cpu_capability(),
                 "flexwarm.version": __version__,
+                STANDS_IN: stand_in.identity(),
                 "flexwarm.path": str(Path(__file__).resolve().parents[1]),
             },
             environ=environment.key_variables(os.environ),
@@ -342,6 +346,8 @@ class Attached:
             if self.guard is not None and how == "exit":
                 self.guard.at_rest()
             self._tell_sources()
+        if count := stand_in.reads():
+            recorder.emit(Reads(t=time.time(), count=count))
         counters = {name: count - self._inherited.get(name, 0) for name, count in self._count().items()}
         checks = recorder.checks()
         recorder.emit(Summary(t=time.time(), counters=counters, checks=checks, how=how, status=left[0], why=left[1]))

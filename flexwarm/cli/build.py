@@ -17,9 +17,11 @@ from flexwarm.cli.options import (
     refuse_for_spec,
     spec_argument,
     spec_or_line,
+    target_option,
 )
 from flexwarm.cli.session import Session, common_options
 from flexwarm.launch import Limits
+from flexwarm.target import Target
 
 
 @click.command("build", cls=LaunchLineCommand, short_help="Compile what a spec or a launch line needs and is cold.")
@@ -28,6 +30,7 @@ from flexwarm.launch import Limits
 @click.option("--rebuild", is_flag=True, help="Put a corrupt bucket into quarantine and build anew.")
 @expect_ranks_option
 @guard_options
+@target_option
 @limit_options
 @common_options
 def command(
@@ -39,6 +42,7 @@ def command(
     expect_ranks: int | None,
     guard: str,
     backward: str,
+    target: Target | None,
     limits: Limits,
     lock_wait_seconds: float,
 ) -> int:
@@ -55,14 +59,14 @@ def command(
         from flexwarm.ops.build_launch import build_launch
 
         refuse_for_line(dry_run, "--dry-run", "a launch line has no plan; flexwarm build SPEC --dry-run prints one")
-        line = launch_options(session, argv, limits, lock_wait_seconds, guard, backward, expect_ranks)
+        line = launch_options(session, argv, limits, lock_wait_seconds, guard, backward, expect_ranks, target)
         return launch_and_render(session, line, partial(build_launch, rebuild=rebuild))
     refuse_for_spec(expect_ranks)
     from flexwarm.cli.running import run_and_render, run_options
     from flexwarm.ops.build import build, prepare_build
     from flexwarm.render import run as render
 
-    options = run_options(session, found, limits, lock_wait_seconds, guard=guard, backward=backward)
+    options = run_options(session, found, limits, lock_wait_seconds, guard=guard, backward=backward, target=target)
     if not dry_run:
         return run_and_render(session, options, partial(build, rebuild=rebuild))
     prepared = prepare_build(options, dict(os.environ), create=False)

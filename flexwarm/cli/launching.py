@@ -14,6 +14,7 @@ from flexwarm.errors import UsageError
 from flexwarm.launch import Limits
 from flexwarm.ops.launch_line import LaunchOptions, LaunchResult, LaunchWatcher
 from flexwarm.request import Backward, Guard
+from flexwarm.target import Target
 
 LaunchOperation = Callable[[LaunchOptions, Mapping[str, str], LaunchWatcher], LaunchResult]
 
@@ -26,6 +27,7 @@ def launch_options(
     guard: str,
     backward: str,
     expect_ranks: int | None,
+    target: Target | None = None,
 ) -> LaunchOptions:
     """The options of a launch line, from those of the command line.
 
@@ -47,6 +49,7 @@ def launch_options(
         guard=Guard(guard),
         backward=Backward(backward),
         expect_ranks=expect_ranks,
+        target=target,
         # Standard output is data: with JSON it is the document alone, and the command's goes where people look.
         stdout=sys.__stderr__ if session.json else None,
     )

@@ -15,6 +15,7 @@ from click.core import ParameterSource
 from flexwarm.errors import UsageError
 from flexwarm.launch import Limits
 from flexwarm.request import Backward, Guard
+from flexwarm.target import Target
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -111,6 +112,27 @@ def refuse_for_spec(expect_ranks: int | None) -> None:
     context = click.get_current_context()
     if expect_ranks is not None and context.get_parameter_source("expect_ranks") is ParameterSource.COMMANDLINE:
         raise UsageError("--expect-ranks and a spec do not go together", "the spec's roles say how many ranks there are")
+
+
+class _Target(click.ParamType[Target]):
+    """``PROFILE[:COUNT]``."""
+
+    name = "target"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Target:
+        from flexwarm.toolchain.profiles import read_target
+
+        return value if isinstance(value, Target) else read_target(str(value))
+
+
+def target_option(function: F) -> F:
+    """GPUs that are not here; passed on as ``target``."""
+    return click.option(
+        "--target",
+        type=_Target(),
+        metavar="PROFILE[:COUNT]",
+        help="Work for COUNT GPUs that are not here, of a kind that flexwarm knows (h200) or of a profile's file.",
+    )(function)
 
 
 def lock_wait_option(function: F) -> F:

@@ -11,6 +11,7 @@ from flexwarm.errors import UsageError
 from flexwarm.launch import Limits
 from flexwarm.ops.run import RunOptions, RunResult, Watcher
 from flexwarm.request import Backward, Guard
+from flexwarm.target import Target
 
 Operation = Callable[[RunOptions, Mapping[str, str], Watcher], RunResult]
 
@@ -24,6 +25,7 @@ def run_options(
     guard: str,
     backward: str,
     drill: bool = True,
+    target: Target | None = None,
 ) -> RunOptions:
     """The options of a run, from those of the command line.
 
@@ -41,6 +43,7 @@ def run_options(
         guard=Guard(guard),
         backward=Backward(backward),
         drill=drill,
+        target=target,
     )
 
 

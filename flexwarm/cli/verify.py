@@ -16,9 +16,11 @@ from flexwarm.cli.options import (
     refuse_for_spec,
     spec_argument,
     spec_or_line,
+    target_option,
 )
 from flexwarm.cli.session import Session, common_options
 from flexwarm.launch import Limits
+from flexwarm.target import Target
 
 
 @click.command("verify", cls=LaunchLineCommand, short_help="Prove in new processes that a launch compiles nothing.")
@@ -27,6 +29,7 @@ from flexwarm.launch import Limits
 @click.option("--no-drill", is_flag=True, help="Leave out the drill of ranks with several lanes; the verdict says so.")
 @expect_ranks_option
 @guard_options
+@target_option
 @limit_options
 @common_options
 def command(
@@ -38,6 +41,7 @@ def command(
     expect_ranks: int | None,
     guard: str,
     backward: str,
+    target: Target | None,
     limits: Limits,
     lock_wait_seconds: float,
 ) -> int:
@@ -57,11 +61,13 @@ def command(
 
         refuse_for_line(fast, "--fast", "the proof of a launch line is the launch; --fast is for specs")
         refuse_for_line(no_drill, "--no-drill", "a launch line is not drilled; the drill is for specs")
-        line = launch_options(session, argv, limits, lock_wait_seconds, guard, backward, expect_ranks)
+        line = launch_options(session, argv, limits, lock_wait_seconds, guard, backward, expect_ranks, target)
         return launch_and_render(session, line, verify_launch)
     refuse_for_spec(expect_ranks)
     from flexwarm.cli.running import run_and_render, run_options
     from flexwarm.ops.verify import verify
 
-    options = run_options(session, found, limits, lock_wait_seconds, guard=guard, backward=backward, drill=not no_drill)
+    options = run_options(
+        session, found, limits, lock_wait_seconds, guard=guard, backward=backward, drill=not no_drill, target=target
+    )
     return run_and_render(session, options, partial(verify, fast=fast))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flexwarm import events
-from flexwarm.events import Compiled, Event, Heartbeat, Phase, Progress
+from flexwarm.events import Compiled, Event, Heartbeat, Phase, Progress, Untuned
 from flexwarm.request import Purpose
 
 
@@ -135,6 +135,10 @@ class Recorder:
         """A compiler is about to run: said, and stopped while verifying."""
         self.emit(Compiled(t=time.time(), job=self.job, what=what, detail=detail, graph=self.graph_here()))
         self.stop_if_verifying()
+
+    def untuned(self, kernel: str, *, baked: bool = False) -> None:
+        """Kernels were timed on a GPU that is not there: see :class:`flexwarm.events.Untuned`."""
+        self.emit(Untuned(t=time.time(), job=self.job, kernel=kernel, baked=baked, graph=self.graph_here()))
 
     def spent(self, seconds: float) -> None:
         """A graph was compiled, which took so long. A worker has no use for it: it times its calls."""

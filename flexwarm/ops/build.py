@@ -32,6 +32,7 @@ def prepare_build(options: RunOptions, environ: Mapping[str, str], *, create: bo
         trust_shared=options.trust_shared,
         building=True,
         create=create,
+        target=options.target,
     )
     refuse_foreign_cache(environ, prepared.bucket)
     return prepared
@@ -73,27 +74,31 @@ def build(options: RunOptions, environ: Mapping[str, str], watcher: Watcher, *, 
         notify=watcher.notify,
     ):
         known = publish.open_bucket(prepared, rebuild, watcher.notify)
-        run_id = launch.new_run_id()
-        publish.mark_building(bucket, run_id)
-        before = inventory.snapshot(bucket)
-        record = run_workers(
-            prepared,
-            prepared.plan,
-            conduct=conduct,
-            environ=environ,
-            limits=options.limits,
-            watcher=watcher,
-            run_id=run_id,
-        )
-        written = bool(inventory.changed(before, inventory.snapshot(bucket)))
-        verdict = judge_build(record, entries.stored_keys(bucket), worker_components(prepared, conduct), written)
-        if verdict.exit_code is not ExitCode.OK and (full := publish.no_space(bucket)):
-            verdict = conclude(verdict.jobs, [full, *verdict.reasons], best=verdict.kind)
-        current = known
-        if _is_whole(verdict):
-            publish.require_marker(bucket, run_id)
-            current = _publish(prepared, record, known, environ, written)
-            bucket.building.unlink()  # after any other end it stays, and the next build sweeps what this one left
+        publish.refuse_mixed(bucket, known, prepared.target)
+        with publish.swept_unless_published(bucket, known, prepared.target):
+            run_id = launch.new_run_id()
+            publish.mark_building(bucket, run_id)
+            before = inventory.snapshot(bucket)
+            record = run_workers(
+                prepared,
+                prepared.plan,
+                conduct=conduct,
+                environ=environ,
+                limits=options.limits,
+                watcher=watcher,
+                run_id=run_id,
+            )
+            written = bool(inventory.changed(before, inventory.snapshot(bucket)))
+            verdict = judge_build(record, entries.stored_keys(bucket), worker_components(prepared, conduct), written)
+            if verdict.exit_code is not ExitCode.OK and (full := publish.no_space(bucket)):
+                verdict = conclude(verdict.jobs, [full, *verdict.reasons], best=verdict.kind)
+            current = known
+            if _is_whole(verdict):
+                publish.require_marker(bucket, run_id)
+                if prepared.target is not None:
+                    publish.drop_times(bucket)
+                current = _publish(prepared, record, known, environ, written)
+                bucket.building.unlink()  # after any other end it stays, and the next build sweeps what this one left
         publish.keep_ledger(bucket, verdict.kind, verdict.exit_code, watcher.notify)
     return _result(prepared, verdict, record, current, current is not known, time.perf_counter() - started, conduct.remedy)
 
@@ -152,6 +157,8 @@ def _job_entry(
             "device": job.device,
             "workload": job.workload.subject(),
             "sources": {name: source.sha256 for name, source in prepared.sources_of(job).items()},
+            **publish.untuned(event for lane in lanes for event in lane.untuned),
+            **publish.built_for(prepared.target),
         },
         keys=keys,
         env=env,
@@ -186,5 +193,6 @@ def _result(
         published=published,
         bucket_bytes=sum(entry.size_bytes for entry in current.files) if current else None,
         bucket_files=len(current.files) if current else None,
+        target=prepared.target.title if prepared.target is not None else None,
         remedy=remedy,
     )

@@ -84,6 +84,8 @@ class _Build:
 
     def join(self) -> LaunchResult | None:
         """Beside the builder that holds the bucket's lock; None if there is none that can be joined."""
+        if self._options.target is not None:
+            return None  # what is published with others' would be theirs
         with joining.joined(self._bucket, self._id) as builder:
             if builder is None:
                 return None
@@ -107,23 +109,27 @@ class _Build:
             if busy is not None:
                 return None
             known = publish.open_bucket(prepared.machine, rebuild, notify)
+            publish.refuse_mixed(bucket, known, self._options.target)
             joining.forget(bucket)
-            publish.mark_building(bucket, self._id, joinable=True)
-            before = inventory.snapshot(bucket)
-            record, verdict = _run(prepared, self._options, self._environ, self._watcher, known)
-            # Whoever came now would wait for ranks that have ended.
-            publish.mark_building(bucket, self._id)
-            with self._lock(bucket.join_lock, bucket.join_holder):
-                parts, failures = joining.collect(bucket, self._id)
-                written = bool(inventory.changed(before, inventory.snapshot(bucket)))
-                verdict = _with_reasons(verdict, failures, prepared)
-                if written and verdict.kind is Kind.WARM:
-                    verdict = replace(verdict, kind=Kind.BUILT)
-                current = known
-                if publish.is_whole(_every(verdict)):
-                    publish.require_marker(bucket, self._id)
-                    current = _publish(prepared, [_part(prepared, record, verdict), *parts], known, written)
-                    bucket.building.unlink()  # after any other end it stays, and the next build sweeps what this one left
+            publish.mark_building(bucket, self._id, joinable=self._options.target is None)
+            with publish.swept_unless_published(bucket, known, self._options.target):
+                before = inventory.snapshot(bucket)
+                record, verdict = _run(prepared, self._options, self._environ, self._watcher, known)
+                # Whoever came now would wait for ranks that have ended.
+                publish.mark_building(bucket, self._id)
+                with self._lock(bucket.join_lock, bucket.join_holder):
+                    parts, failures = joining.collect(bucket, self._id)
+                    written = bool(inventory.changed(before, inventory.snapshot(bucket)))
+                    verdict = _with_reasons(verdict, failures, prepared)
+                    if written and verdict.kind is Kind.WARM:
+                        verdict = replace(verdict, kind=Kind.BUILT)
+                    current = known
+                    if publish.is_whole(_every(verdict)):
+                        publish.require_marker(bucket, self._id)
+                        if self._options.target is not None:
+                            publish.drop_times(bucket)
+                        current = _publish(prepared, [_part(prepared, record, verdict), *parts], known, written)
+                        bucket.building.unlink()  # after any other end it stays, and the next build sweeps what this one left
             publish.keep_ledger(bucket, verdict.kind, verdict.exit_code, notify)
         return result_of(prepared, self._options, verdict, record, current, self._began, published=current is not known)
 
@@ -230,6 +236,8 @@ def _entry(prepared: PreparedLaunch, program: ProgramRecord, now: str) -> JobEnt
             "devices": sorted(program.devices),
             "calls": dict(sorted(calls.items())),
             "files": dict(program.files),
+            **publish.untuned(program.untuned),
+            **publish.built_for(prepared.machine.target),
         },
         keys=tuple(KeyEntry(layer=layer, key=key) for layer, key in sorted(program.keys)),
         env=env,
@@ -247,6 +255,8 @@ def _merged(known: JobEntry | None, entry: JobEntry) -> JobEntry:
     calls = {**known.detail["calls"], **entry.detail["calls"]}
     devices = sorted({*known.detail["devices"], *entry.detail["devices"]})
     detail = {**entry.detail, "calls": calls, "devices": devices}
+    if untuned := sorted({*known.detail.get("untuned", ()), *entry.detail.get("untuned", ())}):
+        detail["untuned"] = untuned
     return JobEntry(
         share=entry.share,
         workload=entry.workload,

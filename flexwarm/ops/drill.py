@@ -119,6 +119,7 @@ def run_drill(prepared: Prepared, options: RunOptions, environ: Mapping[str, str
             plan = drill_plan(prepared.plan, str(scratch))
             watcher.notify(f"the drill: {len(plan.workers)} of {len(prepared.plan.workers)} ranks, on an empty cache")
             watcher.on_plan(plan, "drill")
+            environ = {**environ, **prepared.child_variables(environ)}
             record = run_in(directory, plan, conduct, environ, options.limits, watcher)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)  # what cannot go goes with the run's directory

@@ -14,6 +14,8 @@ from flexwarm.errors import CorruptError, UsageError
 from flexwarm.files import store_error
 from flexwarm.fingerprint import Change, Fingerprint, differences
 from flexwarm.store import Bucket, Store
+from flexwarm.target import DeviceProfile
+from flexwarm.toolchain import profiles
 
 _LISTED: Final = 5
 
@@ -57,6 +59,16 @@ def run(environ: Mapping[str, str], *, store: Store | None, diff: str | None = N
     toolchain.require_supported()
     old = read(find(diff, store)) if diff is not None else None
     return FingerprintResult(fingerprint=toolchain.fingerprint(environ, store=store), old=old)
+
+
+def profile(environ: Mapping[str, str], *, store: Store | None, device: int) -> DeviceProfile:
+    """The profile of a GPU of this machine, for builds elsewhere.
+
+    Raises:
+        UnsupportedError: there is no such GPU; or the toolchain is not one that flexwarm knows.
+    """
+    toolchain.require_supported()
+    return profiles.measured_profile(device, toolchain.fingerprint(environ, store=store))
 
 
 def find(wanted: str, store: Store | None) -> Path:

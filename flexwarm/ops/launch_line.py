@@ -30,6 +30,7 @@ from flexwarm.programs import Ended, LaunchRecord, ProgramRecord, fold_launch
 from flexwarm.reasons import Code, Kind, Reason, weigh
 from flexwarm.request import Backward, Conduct, Guard, Purpose
 from flexwarm.store import Bucket
+from flexwarm.target import Target
 
 #: First on the path of every Python that the launch starts; holds a ``sitecustomize`` and nothing else.
 SITE = PACKAGE / "attach" / "site"
@@ -43,6 +44,7 @@ class LaunchOptions:
     Attributes:
         argv: the launch line.
         expect_ranks: how many ranks must report; None for what the line or the ranks say.
+        target: GPUs that are not here.
         limit_seconds: of the whole command; None for none.
         hang_seconds: as :attr:`flexwarm.request.Conduct.hang_seconds`.
         stdout: where the command's standard output goes; None for our own.
@@ -57,6 +59,7 @@ class LaunchOptions:
     guard: Guard = Guard.REPORT
     backward: Backward = Backward.ENGINE
     expect_ranks: int | None = None
+    target: Target | None = None
     stdout: IO[str] | None = None
 
     @property
@@ -113,6 +116,7 @@ class LaunchResult:
     published: bool = False
     bucket_bytes: int | None = None
     bucket_files: int | None = None
+    target: str | None = None
 
 
 def prepare_launch(options: LaunchOptions, environ: Mapping[str, str], *, create: bool) -> PreparedLaunch:
@@ -131,7 +135,8 @@ def prepare_launch(options: LaunchOptions, environ: Mapping[str, str], *, create
         root=options.root,
         trust_shared=options.trust_shared,
         create=create,
-        uses_cpu=not toolchain.gpus(),
+        uses_cpu=options.target is None and not toolchain.gpus(),
+        target=options.target,
     )
     line = commandline.read(options.argv, environ)
     return PreparedLaunch(machine=machine, line=line, digest=commandline.digest(options.argv, os.getcwd()))
@@ -230,7 +235,7 @@ def _observe_in(
     )
     told.write_text(json.dumps(observation.to_json(), indent=1))
     path = [str(SITE), *filter(None, [environ.get(PYTHONPATH, "")])]
-    added = {**variables, PYTHONPATH: os.pathsep.join(path), VARIABLE: str(told)}
+    added = {**prepared.machine.child_variables(environ), **variables, PYTHONPATH: os.pathsep.join(path), VARIABLE: str(told)}
     if on_miss is OnMiss.FAIL:
         # With more, Inductor compiles in processes of its own, which do not report. Nothing is compiled here anyway.
         added[COMPILE_THREADS] = "1"
@@ -271,7 +276,7 @@ def expectation(prepared: PreparedLaunch, options: LaunchOptions, known: Manifes
     return Expectation(
         ranks=ranks,
         said_by=said_by,
-        components={**prepared.machine.fingerprint.select, "flexwarm.version": __version__, "flexwarm.path": str(PACKAGE)},
+        components={**prepared.machine.components, "flexwarm.version": __version__, "flexwarm.path": str(PACKAGE)},
         listed=frozenset((key.layer, key.key) for entry in entries for key in entry.keys),
         recorded={name: frozenset((key.layer, key.key) for key in entry.keys) for name, entry in newest.items()},
         disk=disk,
@@ -388,4 +393,5 @@ def result_of(
         published=published,
         bucket_bytes=sum(entry.size_bytes for entry in known.files) if known else None,
         bucket_files=len(known.files) if known else None,
+        target=options.target.title if options.target is not None else None,
     )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from flexwarm import __version__, environment, modules, store, toolchain
-from flexwarm.errors import StoreError, UnsupportedError
+from flexwarm.errors import StoreError, UnsupportedError, UsageError
 from flexwarm.fingerprint import Fingerprint
 from flexwarm.modules import Source
 from flexwarm.plan import SELF_CONTAINED, Job, Plan, bucket_environment, make_plan
@@ -16,6 +17,8 @@ from flexwarm.request import Conduct
 from flexwarm.spec import Spec
 from flexwarm.specfile import read_spec
 from flexwarm.store import Bucket, Store
+from flexwarm.target import BUILT_ON, NOTHING, STANDS_IN, Target
+from flexwarm.toolchain import nullgpu
 from flexwarm.topology import Role
 
 #: Where this flexwarm is installed.
@@ -24,11 +27,29 @@ PACKAGE = Path(__file__).resolve().parents[1]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What is known of this machine, and which bucket is its own."""
+    """What is known of this machine, and which bucket is its own; or of the one that has the target's GPUs."""
 
     fingerprint: Fingerprint
     store: Store
     bucket: Bucket
+    target: Target | None = None
+
+    @property
+    def components(self) -> dict[str, str]:
+        """What each child must see as this process does: also which GPUs are not really there."""
+        explain = self.fingerprint.explain.items()
+        # What the target's machine has otherwise, a child here cannot see.
+        here = {name.removeprefix(BUILT_ON): value for name, value in explain if name.startswith(BUILT_ON)}
+        stands_in = self.target.identity if self.target is not None else NOTHING
+        return {**self.fingerprint.select, **here, STANDS_IN: stands_in}
+
+    def child_variables(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """What a child is given beside the bucket's own variables: a target's GPUs.
+
+        Raises:
+            UnsupportedError, StoreError: as :func:`flexwarm.toolchain.nullgpu.environment`.
+        """
+        return nullgpu.environment(self.target, self.store, environ) if self.target is not None else {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +67,14 @@ class Prepared(Machine):
 
 
 def prepare(
-    path: Path, *, environ: Mapping[str, str], root: Path | None, trust_shared: bool, building: bool, create: bool
+    path: Path,
+    *,
+    environ: Mapping[str, str],
+    root: Path | None,
+    trust_shared: bool,
+    building: bool,
+    create: bool,
+    target: Target | None = None,
 ) -> Prepared:
     """Read and check everything that can be checked without torch.
 
@@ -58,11 +86,16 @@ def prepare(
     toolchain.require_supported()
     found = read_spec(path)
     sources = modules.check_functions(found, modules.search_path(environ))
-    check_devices(found.roles, environ)
+    check_devices(found.roles, environ, target)
     if any(role.uses_cpu for role in found.roles):
         toolchain.require_cxx({**environ, **SELF_CONTAINED}, building=building, headers=toolchain.python_headers())
     uses_cpu = any(role.uses_cpu for role in found.roles)
-    machine = find_machine(environ, root=root, trust_shared=trust_shared, create=create, uses_cpu=uses_cpu)
+    machine = find_machine(environ, root=root, trust_shared=trust_shared, create=create, uses_cpu=uses_cpu, target=target)
+    if target is not None and uses_cpu and any(name.startswith(f"{BUILT_ON}cpu.") for name in machine.fingerprint.explain):
+        raise UnsupportedError(
+            "a role on the CPU would be compiled for this processor, and the target's machine has another",
+            "build roles on the CPU on that machine",
+        )
     cores = len(os.sched_getaffinity(0))
     plan = make_plan(found, environ=environ, bucket_path=str(machine.bucket.path), cores=cores)
     return Prepared(
@@ -71,11 +104,20 @@ def prepare(
         fingerprint=machine.fingerprint,
         store=machine.store,
         bucket=machine.bucket,
+        target=target,
         plan=plan,
     )
 
 
-def find_machine(environ: Mapping[str, str], *, root: Path | None, trust_shared: bool, create: bool, uses_cpu: bool) -> Machine:
+def find_machine(
+    environ: Mapping[str, str],
+    *,
+    root: Path | None,
+    trust_shared: bool,
+    create: bool,
+    uses_cpu: bool,
+    target: Target | None = None,
+) -> Machine:
     """This machine's fingerprint and bucket.
 
     Args:
@@ -92,11 +134,13 @@ def find_machine(environ: Mapping[str, str], *, root: Path | None, trust_shared:
         raise StoreError(
             f"torch's C++ builder cannot use a path with a space in it: {str(opened.root)!r}", "name another with --store DIR"
         )
-    fingerprint = toolchain.fingerprint(environ, store=opened)
+    if target is not None:
+        refuse_remote_caches(environ)
+    fingerprint = toolchain.fingerprint(environ, store=opened, target=target)
     bucket = opened.bucket(fingerprint.digest)
     if not trust_shared:
         opened.refuse_bucket_of_others(bucket)
-    return Machine(fingerprint=fingerprint, store=opened, bucket=bucket)
+    return Machine(fingerprint=fingerprint, store=opened, bucket=bucket, target=target)
 
 
 #: Names of what a verification did beside looking at keys, in a proof's context.
@@ -119,6 +163,8 @@ def context(prepared: Prepared, environ: Mapping[str, str], *, guard: str, drill
     table["topology.ranks"] = str(len(prepared.plan.workers))
     table["topology.lanes"] = " ".join(f"{len(x.lanes)}:{x.context.value}:{x.stagger_seconds:g}" for x in prepared.plan.workers)
     table[GUARD], table[DRILL] = guard, drill
+    # What is proven on a GPU that is not there is proven of no real one.
+    table[STANDS_IN] = prepared.components[STANDS_IN]
     if prepared.sources:  # the same name may find another file from elsewhere
         table["python.cwd"], table["env.PYTHONPATH"] = os.getcwd(), environ.get("PYTHONPATH", "")
     if "CUDA_VISIBLE_DEVICES" in environ:
@@ -129,7 +175,7 @@ def context(prepared: Prepared, environ: Mapping[str, str], *, guard: str, drill
 def worker_components(prepared: Prepared, conduct: Conduct) -> dict[str, str]:
     """What each worker must see as the parent does."""
     own = {"flexwarm.version": __version__, "flexwarm.path": str(PACKAGE), "flexwarm.guard": conduct.remedy}
-    return {**prepared.fingerprint.select, **own}
+    return {**prepared.components, **own}
 
 
 def foreign_cache(environ: Mapping[str, str], bucket: Bucket) -> str | None:
@@ -138,7 +184,28 @@ def foreign_cache(environ: Mapping[str, str], bucket: Bucket) -> str | None:
     return next((name for name in environment.moving(environ) if name not in overruled), None)
 
 
-def check_devices(roles: tuple[Role, ...], environ: Mapping[str, str]) -> None:
+#: Caches of torch that others share.
+_REMOTE = re.compile(r"TORCHINDUCTOR_\w*REMOTE_CACHE\w*")
+
+
+def refuse_remote_caches(environ: Mapping[str, str]) -> None:
+    """Raises:
+    UsageError: what is compiled for a GPU that is not there would be shared before anybody has judged it.
+    """
+    for name in sorted(environ):
+        if _REMOTE.fullmatch(name) and environ[name] not in ("", "0"):
+            raise UsageError(f"{name}={environ[name]} shares what is compiled, and --target must not", f"unset {name}")
+
+
+#: (some are there, a target was given) -> what to do.
+_DEVICE_HINTS = {
+    (False, False): '--target PROFILE builds for a GPU that is not here; devices = "cpu" tries the spec without one',
+    (True, False): "",
+    (True, True): "--target PROFILE:COUNT says how many there are",
+}
+
+
+def check_devices(roles: tuple[Role, ...], environ: Mapping[str, str], target: Target | None = None) -> None:
     """Refuse CUDA devices that are not there.
 
     Raises:
@@ -147,7 +214,7 @@ def check_devices(roles: tuple[Role, ...], environ: Mapping[str, str]) -> None:
     wanted = [(role, index) for role in roles for index in role.cuda_indices]
     if not wanted:
         return
-    gpus = toolchain.gpus()
+    gpus = toolchain.gpus() if target is None else toolchain.absent_gpus(target)
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     names = None if visible is None else [name for name in visible.split(",") if name.strip()]
     count = len(gpus) if names is None else min(len(gpus), len(names))
@@ -156,5 +223,5 @@ def check_devices(roles: tuple[Role, ...], environ: Mapping[str, str]) -> None:
             there = "no NVIDIA GPU was found" if not gpus else f"{count} of {len(gpus)} GPUs are visible"
             raise UnsupportedError(
                 f"role {role.name!r}: devices: cuda:{index} is not there: {there}",
-                'say devices = "cpu" to try the spec here' if not gpus else "",
+                _DEVICE_HINTS[bool(gpus), target is not None],
             )

@@ -6,17 +6,22 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Iterator, Set
+from contextlib import contextmanager
+from typing import Any, Final
 
 from flexwarm import canonical, inventory, ledger, manifest, reaper
-from flexwarm.errors import CorruptError, ExitCode, StoreError
+from flexwarm.errors import CorruptError, ExitCode, StoreError, UsageError
+from flexwarm.events import Untuned
 from flexwarm.files import sync_directory, write_atomic
 from flexwarm.hazards import HazardCode
 from flexwarm.inventory import FaultKind
-from flexwarm.manifest import Manifest
+from flexwarm.manifest import JobEntry, Manifest
 from flexwarm.ops.prepare import Machine
 from flexwarm.reasons import Code, Kind, Reason
 from flexwarm.store import Bucket
+from flexwarm.target import Target
+from flexwarm.toolchain import profiles
 
 #: With less than this free, a build that failed may well have failed for that.
 SPACE_BYTES = 1_000_000
@@ -95,6 +100,86 @@ def is_whole(reasons: Iterable[Reason]) -> bool:
     harmful = {HazardCode.DENSE_FALLBACK, HazardCode.RECOMPILE_LIMIT, HazardCode.COMPILE_DEADLOCK}
     harmless = {Code(hazard.value) for hazard in HazardCode if hazard not in harmful}
     return all(reason.code in harmless or reason.code is Code.FINGERPRINT_CHANGED for reason in reasons)
+
+
+def untuned(events: Iterable[Untuned]) -> dict[str, list[str]]:
+    """Kernels between whose variants a launch on the GPU will have to choose, as a manifest has them; nothing for none."""
+    names = sorted({event.kernel for event in events})
+    return {"untuned": names} if names else {}
+
+
+#: What torch and Triton keep of times, and of choices by them.
+_TIMES: Final = (".best_config", ".autotune.json", ".kernel_perf", ".picked_kernel")
+
+
+def drop_times(bucket: Bucket) -> None:
+    """A GPU that is not there has no times: what was measured on it must reach nobody."""
+    for tree in (bucket.inductor, bucket.triton):
+        for path in tree.rglob("*"):
+            # Inductor keeps those of matrix products in files without an ending.
+            if path.is_file() and (path.name.endswith(_TIMES) or path.parent == bucket.inductor / "cache"):
+                path.unlink()
+
+
+#: In the detail of a job: for which GPUs it was built that were not there.
+BUILT_FOR: Final = "built_for"
+
+
+def built_for(target: Target | None) -> dict[str, Any]:
+    """What a manifest says of a job that was built without its GPU; nothing for one that was built with it."""
+    return {BUILT_FOR: {"name": target.profile.name, "shape": target.profile.shape}} if target is not None else {}
+
+
+def other_shapes(jobs: Iterable[JobEntry]) -> list[Reason]:
+    """Jobs that were built without the GPU, for one of another size than is here: nothing of that is in a key."""
+    wanted = [job.detail[BUILT_FOR] for job in jobs if BUILT_FOR in job.detail]
+    if not wanted:
+        return []
+    reasons = []
+    for here in profiles.ask_driver():
+        for asked in wanted:
+            differing = [name for name, value in asked["shape"].items() if here.get(name, value) != value]
+            if differing:
+                name = differing[0]
+                message = f"built for {asked['name']} with {name} {asked['shape'][name]}, and the GPU here has {here[name]}"
+                hint = "flexwarm fingerprint --profile -o FILE here, and build for that file in another store"
+                reasons.append(Reason(code=Code.FINGERPRINT_CHANGED, message=message, hint=hint))
+    return list(dict.fromkeys(reasons))
+
+
+def refuse_mixed(bucket: Bucket, known: Manifest | None, target: Target | None) -> None:
+    """What was built, or tuned, on the GPU is worth more than what can be added without it; and one bucket is for one GPU.
+
+    Raises:
+        UsageError: the bucket holds such, and the build is for a GPU that is not there; or it is for one of another size.
+    """
+    if known is None:
+        return
+    jobs = known.jobs.values()
+    if target is None:
+        for reason in other_shapes(jobs):
+            raise UsageError(f"bucket {bucket.digest} was {reason.message}", "flexwarm build --rebuild")
+        return
+    if any(BUILT_FOR not in job.detail for job in jobs):
+        raise UsageError(
+            f"bucket {bucket.digest} has jobs that were built on the GPU, and nothing is added to it without one",
+            "build on the GPU machine, or for the target in another store: --store DIR",
+        )
+    if any(job.detail[BUILT_FOR]["shape"] != target.profile.shape for job in jobs):
+        raise UsageError(
+            f"bucket {bucket.digest} was built for an {target.profile.name} of another size than {target.asked} says",
+            "use the profile that it was built for, or another store: --store DIR",
+        )
+
+
+@contextmanager
+def swept_unless_published(bucket: Bucket, known: Manifest | None, target: Target | None) -> Iterator[None]:
+    """What a build for a GPU that is not there leaves and does not vouch for goes at once: a launch there would take it."""
+    try:
+        yield
+    finally:
+        if target is not None and bucket.building.exists():
+            inventory.sweep(bucket, {entry.path for entry in known.files} if known else set())
 
 
 def require_marker(bucket: Bucket, run: str) -> None:

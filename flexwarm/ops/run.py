@@ -20,6 +20,7 @@ from flexwarm.plan import Plan
 from flexwarm.record import Record, fold
 from flexwarm.request import Backward, Conduct, Guard, Purpose
 from flexwarm.store import Bucket
+from flexwarm.target import Target
 from flexwarm.verdict import Verdict
 
 #: Runs whose requests, events and logs are kept in a bucket, the newest.
@@ -36,6 +37,7 @@ class RunOptions:
 
     Attributes:
         drill: let a verification of ranks with several lanes end with the drill.
+        target: GPUs that are not here.
     """
 
     spec: Path
@@ -46,10 +48,17 @@ class RunOptions:
     guard: Guard = Guard.REPORT
     backward: Backward = Backward.ENGINE
     drill: bool = True
+    target: Target | None = None
 
     def conduct(self, purpose: Purpose) -> Conduct:
         """What is asked of the workers of a run for ``purpose``."""
-        return Conduct(purpose=purpose, guard=self.guard, backward=self.backward, hang_seconds=self.limits.hang_seconds)
+        return Conduct(
+            purpose=purpose,
+            guard=self.guard,
+            backward=self.backward,
+            hang_seconds=self.limits.hang_seconds,
+            computes=self.target is None,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +87,7 @@ class RunResult:
         bucket_bytes, bucket_files: of the manifest's files; None without a manifest.
         remedy: as :attr:`flexwarm.request.Conduct.remedy`.
         drill: what became of the drill; None for a build.
+        target: GPUs that were not there, as :attr:`flexwarm.target.Target.title`; None where all were.
     """
 
     verdict: Verdict
@@ -93,6 +103,7 @@ class RunResult:
     bucket_files: int | None = None
     remedy: str = Guard.REPORT.value
     drill: DrillResult | None = None
+    target: str | None = None
 
 
 def run_workers(
@@ -109,6 +120,7 @@ def run_workers(
     """Run a plan's workers and fold what they said."""
     watcher.on_plan(plan, "")
     with run_directory(prepared.bucket, run_id) as directory:
+        environ = {**environ, **prepared.child_variables(environ)}
         return run_in(directory, plan, conduct, environ, limits, watcher, before_jobs)
 
 

@@ -10,6 +10,7 @@ from flexwarm import environment, inventory, launch, ledger, locks, manifest, pr
 from flexwarm.errors import CorruptError, ExitCode, StoreError
 from flexwarm.inventory import Fault, FaultKind
 from flexwarm.manifest import JobEntry, Manifest
+from flexwarm.ops import publish
 from flexwarm.ops.differences import changes_since_proof, differences_since_build, no_bucket
 from flexwarm.ops.drill import DrillResult, DrillState, drill_plan, run_drill, wanted_state
 from flexwarm.ops.prepare import DRILL, Prepared, context, foreign_cache, prepare, worker_components
@@ -40,6 +41,7 @@ def verify(options: RunOptions, environ: Mapping[str, str], watcher: Watcher, *,
         trust_shared=options.trust_shared,
         building=False,
         create=False,
+        target=options.target,
     )
     verdict, record, known, drill = _decide(prepared, options, environ, watcher, fast=fast)
     cold = {job.id: _cold_seconds(known, job) for job in prepared.plan.jobs}
@@ -54,6 +56,7 @@ def verify(options: RunOptions, environ: Mapping[str, str], watcher: Watcher, *,
         fast=fast,
         bucket_bytes=sum(entry.size_bytes for entry in known.files) if known else None,
         bucket_files=len(known.files) if known else None,
+        target=prepared.target.title if prepared.target is not None else None,
         remedy=options.conduct(Purpose.VERIFY).remedy,
         drill=drill,
     )
@@ -83,6 +86,9 @@ def _decide(
             return _none_run(plan, [corrupt(error.message)], Outcome.NOT_RUN), None, None, not_run
         if known is None:
             return _none_run(plan, [_unfinished(prepared)], Outcome.NOT_RUN), None, None, not_run
+        shapes = publish.other_shapes(known.jobs.values()) if prepared.target is None and not fast else []
+        if shapes:
+            return _none_run(plan, shapes, Outcome.NOT_RUN), None, known, not_run
         matches = {job.id: _match(job, known) for job in plan.jobs}
         if fast:
             verdict, proven = _fast(prepared, known, matches, options, environ)

@@ -12,6 +12,7 @@ from flexwarm.errors import CorruptError, ExitCode, Interrupted, StoreError
 from flexwarm.launch_verdict import LaunchVerdict, judge_verified_launch
 from flexwarm.manifest import Manifest
 from flexwarm.observation import OnMiss
+from flexwarm.ops import publish
 from flexwarm.ops.differences import no_bucket
 from flexwarm.ops.launch_line import (
     LaunchOptions,
@@ -79,6 +80,9 @@ def _decide(
         faults = inventory.check(bucket, known, deep=True)
         if faults:
             return _not_started([fault_reason(fault) for fault in faults]), None, known
+        shapes = publish.other_shapes(known.jobs.values()) if options.target is None else []
+        if shapes:
+            return _not_started(shapes), None, known
         record = observe(prepared, options, environ, watcher, on_miss=OnMiss.FAIL, known=known)
         if record.signum is not None:
             raise Interrupted(record.signum)

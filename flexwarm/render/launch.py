@@ -51,6 +51,7 @@ def launch_json(result: LaunchResult, exit_code: int) -> dict[str, Any]:
         },
         "jobs": [_job_json(program) for program in result.verdict.programs],
         "guard": result.remedy,
+        "target": result.target,
         "hazards": list(_hazards_json(result)),
         "compiles": _compiles(result),
         "hits": _hits(result),
@@ -111,6 +112,7 @@ def _job_json(verdict: ProgramVerdict) -> dict[str, Any]:
         "checks": dict(summary.checks) if summary else {},
         "reasons": [plain(reason) for reason in verdict.reasons],
         "compile_seconds": round(record.seconds, 3),
+        "untuned": sorted({event.kernel for event in record.untuned}),
         "calls": [_call_json(graph) for graph in record.graphs],
     }
 
@@ -240,6 +242,8 @@ def _summary(result: LaunchResult) -> str:
     parts.append(duration(result.seconds))
     if result.bucket_bytes is not None:
         parts.append(f"bucket {result.bucket[:8]} holds {size(result.bucket_bytes)}")
+    if result.target is not None:
+        parts.append(f"for {result.target} not here")
     if result.remedy != Guard.REPORT.value:
         parts.append(f"guard {result.remedy}")
     return f" ({', '.join(parts)})"

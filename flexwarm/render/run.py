@@ -34,6 +34,7 @@ def run_json(result: RunResult) -> dict[str, Any]:
         "reasons": [plain(reason) for reason in result.verdict.reasons],
         "jobs": [_job_json(result, job) for job in result.verdict.jobs],
         "guard": result.remedy,
+        "target": result.target,
         "drill": _drill_json(result),
         "hazards": list(_hazards_json(result)),
         "workers": _workers_json(result),
@@ -63,6 +64,7 @@ def _job_json(result: RunResult, verdict: JobVerdict) -> dict[str, Any]:
             {"layer": x.layer.value, "key": x.key, "answer": x.answer.value, "reason": x.reason} for x in record.lookups
         ]
         data["compiles"] = [{"what": event.what, "detail": event.detail} for event in record.compiled]
+        data["untuned"] = sorted({event.kernel for event in record.untuned})
         data["shapes"] = [
             {
                 "shape": str(job.workload.shapes[done.shape]),
@@ -287,7 +289,8 @@ def _summary(result: RunResult) -> str:
     held = ""
     if result.bucket_bytes is not None:
         held = f", bucket {result.bucket[:8]} holds {size(result.bucket_bytes)} in {result.bucket_files} files"
-    return f" ({good} of {jobs} jobs, {duration(result.seconds)}{held}{_drilled(result)})"
+    absent = f", for {result.target} not here" if result.target is not None else ""
+    return f" ({good} of {jobs} jobs, {duration(result.seconds)}{held}{absent}{_drilled(result)})"
 
 
 def _drilled(result: RunResult) -> str:

@@ -6,15 +6,16 @@ import os
 import platform
 import sysconfig
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from flexwarm.environment import Effect, effect, relevant
 from flexwarm.errors import UnsupportedError
 from flexwarm.fingerprint import Fingerprint
+from flexwarm.target import BUILT_ON, Target
 from flexwarm.toolchain import cpu
 from flexwarm.toolchain.cxx import CxxCompiler, cxx_compiler, python_headers, require_cxx
 from flexwarm.toolchain.digests import sha256
-from flexwarm.toolchain.gpu import Gpu, gpu_class, gpus
+from flexwarm.toolchain.gpu import Gpu, absent_gpus, gpu_class, gpus
 from flexwarm.toolchain.torch_install import (
     KNOWN_TORCH,
     TorchInstall,
@@ -33,6 +34,7 @@ __all__ = [
     "Gpu",
     "TorchInstall",
     "TritonInstall",
+    "absent_gpus",
     "cxx_compiler",
     "find_torch",
     "find_triton",
@@ -45,23 +47,32 @@ __all__ = [
 ]
 
 
-def fingerprint(environ: Mapping[str, str], *, store: Store | None) -> Fingerprint:
-    """What compiled kernels depend on here, now, under ``environ``.
+def fingerprint(environ: Mapping[str, str], *, store: Store | None, target: Target | None = None) -> Fingerprint:
+    """What compiled kernels depend on here, now, under ``environ``; with a target, on the machine that has its GPUs.
 
     Args:
         environ: the environment that the training would run in.
         store: where the digest of Triton's library is remembered; None computes it each time.
+        target: GPUs that are not here. Its processor stands in for this one; its torch, Triton and Python must be these.
 
     Raises:
-        UnsupportedError: torch is not installed, or a part of the toolchain is there and cannot be read.
+        UnsupportedError: torch is not installed, a part of the toolchain is there and cannot be read, or is not the target's.
     """
     install = find_torch()
     if install is None:
         raise UnsupportedError("torch is not installed for this Python", "pip install torch")
-    found = gpus()
+    if target is not None and not install.cuda:
+        raise UnsupportedError(
+            f"torch {install.version} is a build without CUDA, which compiles for no NVIDIA GPU, there or not",
+            "install the build that the GPU machine has",
+        )
+    found = absent_gpus(target) if target is not None else gpus()
+    host = {**_software(install, store), **_platform(), **_cpu(environ)}
+    other = _other_host(target, host) if target is not None else {}
     return Fingerprint(
-        select={**_software(install, store), **_platform(), **_cpu(environ), "gpu.class": gpu_class(found)},
+        select={**host, **other, "gpu.class": gpu_class(found)},
         explain={
+            **{f"{BUILT_ON}{name}": host[name] for name in other},
             "torch.path": str(install.path),  # on a CPU it enters the C++ key, as the compiler's -I arguments
             **_gpu_details(found),
             **_cxx_details(environ),
@@ -69,6 +80,26 @@ def fingerprint(environ: Mapping[str, str], *, store: Store | None) -> Fingerpri
             **_environment(environ),
         },
     )
+
+
+#: What a machine that builds may have otherwise than the one it builds for: no CUDA kernel depends on it.
+_OWN: Final = ("cpu.", "platform.libc")
+
+
+def _other_host(target: Target, here: Mapping[str, str]) -> dict[str, str]:
+    """What the target's machine has otherwise, and may."""
+    found = {}
+    for name, value in target.profile.host.items():
+        if here.get(name) == value:
+            continue
+        if name.startswith(_OWN) and name in here:
+            found[name] = value
+        else:
+            raise UnsupportedError(
+                f"{name} is {here.get(name, 'unset')} here and {value} on the machine of the profile {target.asked}",
+                "build with the same torch, Triton and Python as the GPU machine has: their content is in every key",
+            )
+    return found
 
 
 def _software(install: TorchInstall, store: Store | None) -> dict[str, str]:

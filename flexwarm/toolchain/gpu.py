@@ -6,6 +6,7 @@ import ctypes
 from dataclasses import dataclass
 
 from flexwarm.errors import UnsupportedError
+from flexwarm.target import Target
 
 _DRIVER_LIBRARY = "libnvidia-ml.so.1"
 
@@ -36,9 +37,13 @@ def gpus() -> tuple[Gpu, ...]:
         UnsupportedError: there is a driver, and it does not answer.
     """
     try:
-        ctypes.CDLL(_DRIVER_LIBRARY)
+        library = ctypes.CDLL(_DRIVER_LIBRARY)
     except OSError:
         return ()  # no driver on this machine; saves importing its binding too
+    if hasattr(library, "nullgpu_profile") or hasattr(ctypes.CDLL(None), "nullgpu_profile"):
+        raise UnsupportedError(
+            "the NVIDIA driver here stands in for a GPU that is not there", "unset LD_PRELOAD and LD_LIBRARY_PATH, or --target"
+        )
     import pynvml
 
     try:
@@ -72,6 +77,15 @@ def _read(index: int) -> Gpu:
         capability=f"{major}.{minor}",
         uuid=str(nvml.nvmlDeviceGetUUID(handle)),
         driver=str(nvml.nvmlSystemGetDriverVersion()),
+    )
+
+
+def absent_gpus(target: Target) -> tuple[Gpu, ...]:
+    """The target's GPUs as if they were here."""
+    profile = target.profile
+    return tuple(
+        Gpu(index=index, name=profile.name, capability=profile.capability, uuid=f"absent-{index}", driver="none")
+        for index in range(target.count)
     )
 
 

@@ -18,6 +18,7 @@ from flexwarm.errors import FlexwarmError
 from flexwarm.events import Bye, Hello, Phase, Refused
 from flexwarm.observer.recorder import Recorder
 from flexwarm.request import Guard, Purpose, WorkerRequest
+from flexwarm.target import STANDS_IN
 
 _PR_SET_PDEATHSIG = 1
 HEARTBEAT_SECONDS = 5.0
@@ -38,7 +39,7 @@ def run_worker(request: WorkerRequest, recorder: Recorder) -> None:
     os.environ["TORCH_DYNAMO_AUTOMATIC_DYNAMIC_LOCAL_PGO"] = "0"
     import torch
 
-    from flexwarm.observer import caches, compilers, dense, limits, watchdog
+    from flexwarm.observer import caches, compilers, dense, limits, stand_in, watchdog
     from flexwarm.observer.guard import GuardWatch
     from flexwarm.observer.torch_api import resolve
     from flexwarm.observer.torch_api.tracing import enter_fake_mode, resolve_tracing
@@ -67,6 +68,8 @@ def run_worker(request: WorkerRequest, recorder: Recorder) -> None:
         compilers.watch_triton(recorder)
         compilers.watch_autotune(api, recorder)
         compilers.watch_kernel_autotune(api, recorder)
+        compilers.watch_selection(api, recorder)
+        compilers.watch_compiles(api, recorder)
     config = lanes.read_settings(api)
     settled = canonical.digest(config)
     recorder.emit(
@@ -82,6 +85,7 @@ def run_worker(request: WorkerRequest, recorder: Recorder) -> None:
                 "cpu.capability": torch.backends.cpu.get_cpu_capability(),
                 "flexwarm.version": __version__,
                 "flexwarm.guard": conduct.remedy,
+                STANDS_IN: stand_in.identity(),
                 "flexwarm.path": str(Path(__file__).resolve().parents[1]),
             },
             config_digest=settled,

@@ -91,8 +91,18 @@ def load_functions(workload: Workload) -> None:
 class Runner:
     """One workload on one device, called as training does; events say what happened, an exception is the job's failure."""
 
-    def __init__(self, workload: Workload, device_name: str, shared: Shared, recorder: Recorder, guard: GuardWatch) -> None:
+    def __init__(
+        self,
+        workload: Workload,
+        device_name: str,
+        shared: Shared,
+        recorder: Recorder,
+        guard: GuardWatch,
+        *,
+        computes: bool = True,
+    ) -> None:
         self._workload, self._shared, self._recorder, self._guard = workload, shared, recorder, guard
+        self._computes = computes
         self._device = torch.device(device_name)
         # From what is compiled and not from the process or the name: every rank and run has the same inputs and masks.
         self._generator = torch.Generator().manual_seed(int(canonical.digest(workload.subject(), 8), 16))
@@ -185,8 +195,9 @@ class Runner:
             if last:
                 self._recorder.phase(Phase.CHECK)
                 finite = self._gradients_finite(arguments)
-            agreements.append(self._compare(shape, arguments, output))
-        worst = max(agreements, key=lambda agreement: (not agreement.agrees, agreement.error or 0.0))
+            if self._computes:
+                agreements.append(self._compare(shape, arguments, output))
+        worst = max(agreements, key=lambda agreement: (not agreement.agrees, agreement.error or 0.0), default=None)
         self._recorder.emit(
             ShapeDone(
                 t=time.time(),
@@ -196,9 +207,9 @@ class Runner:
                 checks=seat.checks - checks_before,
                 first_seconds=seconds[0],
                 repeat_seconds=min(seconds[1:]),
-                error=worst.error,
-                tolerance=worst.tolerance,
-                agrees=all(agreement.agrees for agreement in agreements) and finite,
+                error=worst.error if worst else None,
+                tolerance=worst.tolerance if worst else 0.0,
+                agrees=all(agreement.agrees for agreement in agreements) and finite if worst else None,
             )
         )
 
@@ -212,7 +223,7 @@ class Runner:
         if not self._workload.grad:
             return True
         gradients = self.backward(arguments, self.forward(arguments))
-        return all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
+        return not self._computes or all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
 
 
 def _inputs(workload: Workload, shape: Shape, context: masks.Context) -> tuple[torch.Tensor, ...]:

@@ -257,7 +257,8 @@ class _Lane:
         self._recorder: Recorder = bench.recorder
         self._guard: GuardWatch = bench.guard
         self._job, self._fixed, self._script, self._stage, self._jobs = job, fixed, script, stage, jobs
-        self._runner = Runner(called, job.device, shared, bench.recorder, bench.guard)
+        computes = bench.request.conduct.computes
+        self._runner = Runner(called, job.device, shared, bench.recorder, bench.guard, computes=computes)
         self._shape = called.shapes[0]
         self._number = number
 

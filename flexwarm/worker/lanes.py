@@ -229,7 +229,8 @@ def _parts(
     if shared is None:
         stepper = step_runner(bench, job)
         return stepper.enter, [partial(stepper.step, number) for number in range(job.workload.steps)]
-    runner = attention.Runner(job.workload, job.device, shared, bench.recorder, bench.guard)
+    computes = bench.request.conduct.computes
+    runner = attention.Runner(job.workload, job.device, shared, bench.recorder, bench.guard, computes=computes)
     return runner.enter, [partial(runner.shape, number, shape) for number, shape in enumerate(job.workload.shapes)]
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flexwarm.errors import ExitCode
-from flexwarm.events import Answer, Dense, Event, Hang, Hazard, Layer
+from flexwarm.events import Answer, Dense, Event, Hang, Hazard, Layer, Untuned
 from flexwarm.hazards import HazardCode
 from flexwarm.launch_verdict import describe_status, judge_built_launch, judge_verified_launch, only_hazards
 from flexwarm.manifest import JobEntry
@@ -19,8 +19,10 @@ from flexwarm.ops.build_launch import retired
 from flexwarm.program_events import Called, Held, Moved, Program, Silenced, Summary
 from flexwarm.programs import Ended, SeenCompiler, Unseen
 from flexwarm.reasons import Code, Kind, Reason
+from flexwarm.target import NOTHING, STANDS_IN
 from flexwarm.verdict import Outcome
 from tests.launches import (
+    COMPONENTS,
     HITS,
     KEYS,
     Change,
@@ -546,6 +548,26 @@ def test_a_program_that_raised_and_then_died_is_no_excuse_for_itself(gone: float
     said = [program(), called(), lookup(Layer.FX), lookup(Layer.AOT), raised()]
     verdict = judge([said], gone=[gone])
     assert (verdict.kind, verdict.exit_code, codes(verdict)) == (Kind.BROKEN, ExitCode.JOB_FAILED, {Code.RAISED})
+
+
+def test_what_a_gpu_that_is_not_there_says_is_of_no_gpu() -> None:
+    """A line may preload it by itself."""
+    components = {**COMPONENTS, STANDS_IN: "2 x NVIDIA H200 0123456789"}
+    verdict = judge([warm(program(components=components))], expectation(components={**COMPONENTS, STANDS_IN: NOTHING}))
+    assert (verdict.kind, verdict.exit_code, codes(verdict)) == (Kind.UNKNOWN, ExitCode.NOT_WARM, {Code.TOOLCHAIN_MISMATCH})
+    # And the other way round: a program that got none of the target's GPUs.
+    verdict = judge([warm(program(components={**COMPONENTS, STANDS_IN: NOTHING}))], expectation(components=components))
+    assert codes(verdict) == {Code.TOOLCHAIN_MISMATCH}
+
+
+def test_what_was_chosen_by_time_and_compiled_in_makes_a_build_cold() -> None:
+    baked = Untuned(t=3.0, job="lane-0", kernel="mm", baked=True, graph="0/0")
+    verdict = judge_built_launch(record([plus(baked)(warm())]), expectation(), frozenset(KEYS))
+    assert (verdict.kind, codes(verdict)) == (Kind.COLD, {Code.UNTUNED})
+    open_choice = dataclasses.replace(baked, baked=False)
+    verdict = judge_built_launch(record([plus(open_choice)(warm())]), expectation(), frozenset(KEYS))
+    assert (verdict.kind, codes(verdict)) == (Kind.WARM, set())
+    assert "mm untuned" in " ".join(verdict.notes)
 
 
 COMPILERS = tuple(SeenCompiler(pid=900 + n, argv=("g++", "-c", f"{n}.cpp")) for n in range(3))

@@ -26,6 +26,7 @@ from flexwarm.events import (
     Phase,
     Progress,
     ShapeDone,
+    Untuned,
     from_line,
     to_line,
 )
@@ -143,6 +144,8 @@ def instead(kind: type, replacement: Event) -> Change:
         (plus(Dense(t=0, job=JOB, shape=(1, 4, 256, 64), stack=())), Code.DENSE_FALLBACK, Kind.UNSAFE),
         (instead(ShapeDone, shape_done(agrees=False)), Code.WRONG_RESULT, Kind.BROKEN),
         (instead(ShapeDone, shape_done(agrees=False, error=None)), Code.WRONG_RESULT, Kind.BROKEN),
+        (instead(ShapeDone, shape_done(agrees=None, error=None)), Code.NO_EVIDENCE, Kind.UNKNOWN),
+        (plus(Untuned(t=0, job=JOB, kernel="mm", baked=True)), Code.UNTUNED, Kind.COLD),
         (instead(JobDone, JobFailed(t=0, job=JOB, error="E", message="m", traceback="")), Code.RAISED, Kind.BROKEN),
         (instead(JobDone, JobStopped(t=0, job=JOB, counters={}, seconds=1)), Code.NO_EVIDENCE, Kind.UNKNOWN),
         (instead(JobDone, JobDone(t=0, job=JOB, counters={}, seconds=1)), Code.WITNESSES_DISAGREE, Kind.UNKNOWN),

@@ -56,9 +56,13 @@ class TorchApi:
 
     @cached_property
     def compile_module(self) -> Any:
-        """The module whose global ``fx_codegen_and_compile`` is called once for each graph that no cache served."""
+        """The module whose global ``fx_codegen_and_compile`` is called once for each graph that no cache served.
+
+        Its global ``joint_graph_passes`` is called before, and folds constants.
+        """
         module = _module("torch._inductor.compile_fx")
-        _function(module, "fx_codegen_and_compile")
+        for name in ("fx_codegen_and_compile", "joint_graph_passes"):
+            _function(module, name)
         return module
 
     @cached_property
@@ -105,12 +109,19 @@ class TorchApi:
     def kernel_autotuner(self) -> Any:
         """Triton's ``Autotuner`` of a kernel under ``@triton.autotune``, whose ``_bench`` times one configuration.
 
-        Its ``cache`` maps what it was tuned for to the winner, and grows when the last configuration was timed. Read in Triton
-        3.5 to 3.9.
+        Its ``cache`` maps what it was tuned for to the winner, and grows when the last configuration was timed;
+        ``check_disk_cache(key, configs, benchmark)`` answers whether its own cache had the times. Read in Triton 3.5 to 3.9.
         """
         autotuner = _part(_module("triton.runtime.autotuner"), "Autotuner")
-        _function(autotuner, "_bench")
+        for name in ("_bench", "check_disk_cache"):
+            _function(autotuner, name)
         return autotuner
+
+    def algorithm_selector(self) -> Any:
+        """``AlgorithmSelectorCache``, whose ``autotune(name, ...)`` times kernels before code is generated from the fastest."""
+        selector = _part(_module("torch._inductor.select_algorithm"), "AlgorithmSelectorCache")
+        _function(selector, "autotune")
+        return selector
 
 
 _PARTS = tuple(name for name, value in vars(TorchApi).items() if isinstance(value, cached_property))

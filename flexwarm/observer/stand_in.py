@@ -1,0 +1,59 @@
+"""Which GPUs this process has that are not really there: said by what is loaded, and not by what was asked for."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from functools import cache
+from pathlib import Path
+
+from flexwarm import canonical
+from flexwarm.target import NOTHING
+
+_DRIVER = "libcuda.so.1"
+
+
+@cache
+def _driver() -> ctypes.CDLL | None:
+    """The null GPU, if it is loaded: it is preloaded, so it is there before anything else or never."""
+    try:
+        driver = ctypes.CDLL(_DRIVER, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
+        driver.nullgpu_profile.restype = ctypes.c_char_p
+        driver.nullgpu_reads.restype = driver.nullgpu_timings.restype = ctypes.c_ulonglong
+    except (OSError, AttributeError):
+        return None
+    return driver
+
+
+def present() -> bool:
+    """Whether the GPUs of this process are not really there."""
+    return _driver() is not None
+
+
+def identity() -> str:
+    """As :attr:`flexwarm.target.Target.identity`; :data:`flexwarm.target.NOTHING` where the driver is a real one, or none.
+
+    A process that was given a null GPU by its environment alone, without anybody asking flexwarm for it, says so as well: what
+    is proven on one is proven of no GPU.
+    """
+    driver = _driver()
+    if driver is None:
+        return NOTHING
+    try:
+        text = Path(os.fsdecode(driver.nullgpu_profile() or b"")).read_text()
+    except OSError:
+        return "a null GPU without a profile"
+    name = next((line.partition("=")[2].strip() for line in text.splitlines() if line.startswith("name =")), "?")
+    return f"{os.environ.get('NULLGPU_COUNT', '?')} x {name} {canonical.digest(text)}"
+
+
+def timings() -> int:
+    """How often the calling thread has asked a GPU that is not there how long something took."""
+    driver = _driver()
+    return int(driver.nullgpu_timings()) if driver is not None else 0
+
+
+def reads() -> int:
+    """How often the calling thread has copied something from a GPU that is not there; 0 where there is none such."""
+    driver = _driver()
+    return int(driver.nullgpu_reads()) if driver is not None else 0

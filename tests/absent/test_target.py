@@ -1,0 +1,259 @@
+"""Built for GPUs that are not there, in the job's own layout: what hits, what is refused, and that nobody takes it for more."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flexwarm import toolchain
+from flexwarm.events import Untuned, from_line
+from flexwarm.store import Store
+from flexwarm.toolchain import nullgpu
+from flexwarm.toolchain.profiles import read_profile, read_target
+from tests.conftest import ROOT
+from tests.harness import Flexwarm
+
+_INSTALL = toolchain.find_torch()
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.xdist_group("absent"),
+    pytest.mark.skipif(_INSTALL is None or not _INSTALL.cuda, reason="this torch is a build without CUDA"),
+]
+
+SPEC = """
+schema = 1
+
+[[role]]
+name = "trainer"
+processes = 2
+devices = "cuda:0-1"
+
+[[workload]]
+name = "grouped"
+mask_mod = "causal"
+q_heads = 4
+kv_heads = 2
+head_dim = 64
+q_len = [256, 512]
+dtype = "bfloat16"
+grad = true
+
+[[workload]]
+name = "kept"
+mask_mod = "sliding_window"
+mask_args = { window = 64 }
+q_heads = 2
+head_dim = 64
+q_len = 256
+dtype = "float16"
+grad = true
+call_site = "checkpoint"
+"""
+
+#: A step with linear layers and an optimizer; each rank on its own device.
+TRAIN = """
+import os, sys
+import torch
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+flex = torch.compile(flex_attention)
+net = torch.nn.Linear(64, 64, device="cuda", dtype=torch.bfloat16)
+optimizer = torch.optim.AdamW(net.parameters(), betas=(0.75, 0.875), fused=False)
+update = torch.compile(optimizer.step)
+
+def causal(b, h, q, kv):
+    return q >= kv
+
+for length in map(int, sys.argv[1:]):
+    mask = create_block_mask(causal, None, None, length, length, device="cuda")
+    q, k, v = (net(torch.randn(1, 2, length, 64, device="cuda", dtype=torch.bfloat16)) for _ in range(3))
+    flex(q, k, v, block_mask=mask).float().square().mean().backward()
+    update()
+    optimizer.zero_grad()
+"""
+
+
+def torchrun(*arguments: str, ranks: int = 2) -> list[str]:
+    return ["--", sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "train.py", *arguments]
+
+
+def choices(command: Flexwarm) -> list[Path]:
+    return [path for path in command.bucket.path.rglob("*") if path.name.endswith((".best_config", ".autotune.json"))]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Flexwarm:
+    """A project whose spec and launch line were built for two H200 that are not there."""
+    base = tmp_path_factory.mktemp("absent")
+    (base / "project").mkdir()
+    command = Flexwarm(base / "project", base / "store")
+    command.spec(SPEC)
+    command.module(TRAIN, "train")
+    done = command.run_json("build", "--target", "h200:2")
+    assert (done.code, done.json["verdict"]) == (0, "built"), done.messages() + done.err
+    done = command.run_json("build", "--target", "h200:2", *torchrun("256"))
+    assert (done.code, done.json["verdict"]) == (0, "built"), done.messages() + done.err
+    return command
+
+
+def test_a_spec_hits_everything_on_both_devices_and_no_result_is_claimed(built: Flexwarm) -> None:
+    done = built.run_json("verify", "--target", "h200:2")
+    assert (done.code, done.json["verdict"], done.codes()) == (0, "warm", set()), done.messages() + done.err
+    jobs = done.json["jobs"]
+    assert {(job["workload"], job["device"]) for job in jobs} == {
+        (workload, f"cuda:{index}") for workload in ("grouped", "kept") for index in (0, 1)
+    }
+    assert {job["outcome"] for job in jobs} == {"hit"}
+    assert {shape["agrees"] for job in jobs for shape in job["shapes"]} == {None}
+    assert all(key["answer"] == "hit" for job in jobs for key in job["keys"])
+    assert built.processes_left() == []
+
+
+def test_a_launch_line_hits_everything_and_says_what_is_left_open(built: Flexwarm) -> None:
+    done = built.run_json("verify", "--target", "h200:2", *torchrun("256"))
+    assert (done.code, done.json["verdict"], done.codes()) == (0, "warm", set()), done.messages() + done.err
+    assert [(job["rank"], job["device"], job["outcome"]) for job in done.json["jobs"]] == [
+        (0, "cuda:0", "hit"),
+        (1, "cuda:1", "hit"),
+    ]
+
+
+def test_a_length_that_was_not_built_is_cold_and_nothing_is_compiled(built: Flexwarm) -> None:
+    done = built.run_json("verify", "--target", "h200:2", *torchrun("256", "384"))
+    assert (done.code, done.json["verdict"], done.json["compiles"]) == (1, "cold", 0), done.messages()
+    assert "1x2x384" in done.messages()
+
+
+def test_no_choice_by_time_is_kept(built: Flexwarm) -> None:
+    assert choices(built) == []
+    untuned = [job.detail["untuned"] for job in built.manifest().jobs.values() if "untuned" in job.detail]
+    assert untuned
+    assert all("flex_attention_backward" in name or "triton_" in name for names in untuned for name in names)
+
+
+def test_constants_of_the_optimizer_are_what_they_are_and_not_what_an_absent_gpu_reads(built: Flexwarm) -> None:
+    """Inductor folds ``1 - beta`` on the device and compiles what it reads from there."""
+    kernels = [path.read_text() for path in built.bucket.inductor.rglob("*.py")]
+    updates = [text for text in kernels if "addcdiv" in text and "def triton_" in text]
+    assert updates
+    # beta1 = 0.75 and beta2 = 0.875 are exact, and so are the rests of 1.
+    assert all(f"tl.full([1], {rest}, tl.float32)" in text for text in updates for rest in (0.25, 0.125))
+
+
+def test_what_a_shell_preloads_is_no_gpu(built: Flexwarm) -> None:
+    """Nobody asked for a GPU that is not there: what would hit on it proves nothing."""
+    env = nullgpu.environment(read_target("h200:2"), Store.open(built.store, create=True), os.environ)
+    for arguments in (("verify",), ("verify", "--fast"), ("verify", *torchrun("256")), ("run", *torchrun("256"))):
+        done = built(*arguments, env=env)
+        assert done.code == 3
+        assert "the NVIDIA driver here stands in for a GPU that is not there" in done.err
+        assert "unset LD_PRELOAD" in done.err
+
+
+@pytest.mark.parametrize(
+    ("target", "code", "words"),
+    [
+        ("h200:1", 3, "cuda:1 is not there: 1 of 1 GPUs are visible"),
+        ("h300:2", 2, "there is no device profile 'h300'"),
+        ("h200:0", 2, "'0' is not a number of devices"),
+    ],
+)
+def test_a_target_that_cannot_be_is_refused_first(built: Flexwarm, target: str, code: int, words: str) -> None:
+    done = built("build", "--target", target)
+    assert done.code == code
+    assert words in done.err
+    assert "next:" in done.err
+
+
+def test_more_memory_than_the_gpu_has_is_torchs_own_error(flexwarm: Flexwarm) -> None:
+    flexwarm.module("import torch\ntorch.empty(200 << 30, dtype=torch.uint8, device='cuda')\n", "greedy")
+    done = flexwarm.run_json("build", "--target", "h200", "--", sys.executable, "greedy.py")
+    assert (done.code, done.json["command_exit_code"]) == (5, 1)
+    assert "OutOfMemoryError" in done.messages()
+
+
+def stored(command: Flexwarm) -> list[str]:
+    """Entries of the two graph caches, which a launch would take."""
+    trees = (command.bucket.inductor / "fxgraph", command.bucket.inductor / "aotautograd")
+    return [str(path) for tree in trees for path in tree.rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        # One of several kernels.
+        "torch.compile(lambda x: (x @ x).relu(), mode='max-autotune-no-cudagraphs')(torch.randn(256, 256, **on))",
+        # Whether to pad a matrix whose sides are odd: torch does so by default.
+        "torch.compile(lambda x: (x @ x).relu())(torch.randn(4097, 4097, **on))",
+    ],
+)
+def test_a_choice_by_time_that_is_compiled_in_reaches_nobody(flexwarm: Flexwarm, call: str) -> None:
+    flexwarm.module(f"import torch\non = dict(device='cuda', dtype=torch.float16)\n{call}\n", "chosen")
+    done = flexwarm.run_json("build", "--target", "h200", "--", sys.executable, "chosen.py")
+    assert (done.code, done.json["verdict"], done.json["published"]) == (1, "cold", False), done.messages() + done.err
+    assert done.codes() == {"untuned"}
+    assert "max-autotune" in " ".join(reason["hint"] for job in done.json["jobs"] for reason in job["reasons"])
+    assert stored(flexwarm) == []
+
+
+#: What is read from the device while a graph is compiled, as a pass of the compiler would do it.
+READS = """
+import types
+from pathlib import Path
+import torch
+from flexwarm.observer import compilers
+from flexwarm.observer.recorder import Recorder
+from flexwarm.request import Purpose
+
+value = torch.ones(1, device="cuda")
+passes = types.SimpleNamespace(reads=lambda: value.item(), reads_nothing=lambda: 7)
+recorder = Recorder(Path("events"), Purpose.BUILD)
+for name in ("reads", "reads_nothing"):
+    compilers._watch_compile(passes, name, recorder)
+assert passes.reads_nothing() == 7
+try:
+    passes.reads()
+except RuntimeError as error:
+    print(error)
+"""
+
+
+def test_a_compile_that_reads_from_the_device_ends_before_anything_is_stored(built: Flexwarm, tmp_path: Path) -> None:
+    env = nullgpu.environment(read_target("h200"), Store.open(built.store, create=True), os.environ)
+    done = subprocess.run(
+        [sys.executable, "-c", READS],
+        cwd=tmp_path,
+        env={**os.environ, **env, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert "a value was read from a GPU that is not there" in done.stdout, done.stderr
+    said = [from_line(line) for line in (tmp_path / "events").read_text().splitlines()]
+    assert [(event.kernel, event.baked) for event in said if isinstance(event, Untuned)] == [
+        ("a value that was read while a graph was compiled", True)
+    ]
+
+
+def test_what_was_built_without_the_gpu_is_said_and_kept_apart(built: Flexwarm, tmp_path: Path) -> None:
+    for job in built.manifest().jobs.values():
+        assert job.detail["built_for"] == {"name": "NVIDIA H200", "shape": read_profile("h200").shape}
+    done = built.run_json("verify", "--target", "h200:2")
+    assert done.json["target"] == "2 x NVIDIA H200"
+    assert "for 2 x NVIDIA H200 not here" in built("verify", "--target", "h200:2").out
+    data = read_profile("h200").to_json()
+    data["attributes"]["multiprocessor_count"] = 66
+    (tmp_path / "half.json").write_text(json.dumps(data))
+    refused = built("build", "--target", f"{tmp_path / 'half.json'}:2")
+    assert (refused.code, "of another size" in refused.err) == (2, True), refused.err
+
+
+def test_caches_that_others_share_are_refused(built: Flexwarm) -> None:
+    done = built("build", "--target", "h200:2", env={"TORCHINDUCTOR_FX_GRAPH_REMOTE_CACHE": "1"})
+    assert (done.code, "shares what is compiled" in done.err) == (2, True)
