@@ -257,3 +257,17 @@ def test_what_was_built_without_the_gpu_is_said_and_kept_apart(built: Flexwarm, 
 def test_caches_that_others_share_are_refused(built: Flexwarm) -> None:
     done = built("build", "--target", "h200:2", env={"TORCHINDUCTOR_FX_GRAPH_REMOTE_CACHE": "1"})
     assert (done.code, "shares what is compiled" in done.err) == (2, True)
+
+
+def test_what_was_built_on_one_device_is_cold_on_the_next_and_the_index_is_named(flexwarm: Flexwarm) -> None:
+    flexwarm.module(
+        "import os, torch\n"
+        "torch.cuda.set_device(int(os.environ['LOCAL_RANK']))\n"
+        "torch.compile(lambda x: x.sin() + 1)(torch.ones(64, device='cuda'))\n",
+        "train",
+    )
+    assert flexwarm.run_json("build", "--target", "h200:2", *torchrun(ranks=1)).code == 0
+    done = flexwarm.run_json("verify", "--target", "h200:2", *torchrun(ranks=2))
+    assert (done.code, done.json["verdict"]) == (1, "cold"), done.messages()
+    assert "it calls on cuda:1, and what was built is for cuda:0" in done.messages()
+    assert "isolate = true" in " ".join(reason["hint"] for job in done.json["jobs"] for reason in job["reasons"])
