@@ -1,9 +1,10 @@
 """Built without the GPU, launched with it: what a bucket that was made on a null GPU is worth on the real one.
 
-    python benchmarks/absent_gpu.py [--profile h200]
+    python benchmarks/absent_gpu.py [--profile h200] [--programs]
 
-Needs one GPU of that kind. Each step is a command of its own, in one store: build and verify for the target, with the real
-GPU hidden behind the null one; verify, build and verify on the real GPU; and a build from nothing there, in another store.
+Needs one GPU of that kind; with --programs also transformers. Each step is a command of its own, in one store: build and
+verify for the target, with the real GPU hidden behind the null one; verify, build and verify on the real GPU; and a build
+from nothing there, in another store.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -58,10 +60,91 @@ grad = false
 """
 
 
+#: Each of these is chosen by time, and the choice is part of the code.
+TUNED = """
+schema = 1
+
+[[role]]
+name = "trainer"
+processes = 1
+devices = "cuda:0"
+
+[[workload]]
+name = "max-autotune"
+mask_mod = "causal"
+q_heads = 8
+kv_heads = 2
+head_dim = 64
+q_len = 1024
+dtype = "bfloat16"
+grad = true
+compile = { mode = "max-autotune-no-cudagraphs" }
+"""
+
+
+#: Two lengths, the first step of each timed; then what the compiled attention gives against dense attention.
+TRAIN = """
+import sys, time
+import torch
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+torch.manual_seed(0)
+flex = torch.compile(flex_attention)
+net = torch.nn.Linear(64, 64, device="cuda", dtype=torch.bfloat16)
+optimizer = torch.optim.AdamW(net.parameters(), betas=(0.75, 0.875), fused=False)
+update = torch.compile(optimizer.step)
+
+def causal(b, h, q, kv):
+    return q >= kv
+
+marks = []
+for length in (512, 768):
+    began = time.perf_counter()
+    mask = create_block_mask(causal, None, None, length, length, device="cuda")
+    q, k, v = (net(torch.randn(1, 2, length, 64, device="cuda", dtype=torch.bfloat16)) for _ in range(3))
+    out = flex(q, k, v, block_mask=mask)
+    out.float().square().mean().backward()
+    update()
+    optimizer.zero_grad()
+    torch.cuda.synchronize()
+    marks.append(time.perf_counter() - began)
+print("steps", " + ".join(f"{mark:.1f}" for mark in marks))
+if "check" in sys.argv:
+    dense = torch.nn.functional.scaled_dot_product_attention(q.float(), k.float(), v.float(), is_causal=True)
+    print(f"largest difference {(out.float() - dense).abs().max():.4f} of {dense.abs().max():.3f}")
+"""
+LLAMA = """
+import sys, time
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+torch.manual_seed(0)
+config = dict(vocab_size=256, hidden_size=256, intermediate_size=512, num_hidden_layers=4, num_attention_heads=4,
+              num_key_value_heads=2, max_position_embeddings=2048)
+model = LlamaForCausalLM(LlamaConfig(**config, attn_implementation="flex_attention")).cuda().bfloat16()
+marks = []
+for length in (512, 768):
+    ids = torch.randint(0, 256, (1, length), device="cuda")
+    began = time.perf_counter()
+    model(ids, labels=ids).loss.backward()
+    torch.cuda.synchronize()
+    marks.append(time.perf_counter() - began)
+print("steps", " + ".join(f"{mark:.1f}" for mark in marks))
+if "check" in sys.argv:
+    dense = LlamaForCausalLM(LlamaConfig(**config, attn_implementation="eager")).cuda().bfloat16()
+    dense.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        ids = torch.randint(0, 256, (1, 512), device="cuda")
+        flex, dense = model(ids).logits.float(), dense(ids).logits.float()
+    print(f"largest difference {(flex - dense).abs().max():.4f} of {dense.abs().max():.3f}")
+"""
+
+
 def flexwarm(command: str, spec: Path, store: Path, *options: str) -> tuple[dict[str, Any], float]:
     """One command: its document, and how long it took in seconds."""
     began = time.perf_counter()
-    argv = [sys.executable, "-m", "flexwarm", command, str(spec), "--store", str(store), "--format", "json", *options]
+    argv = [sys.executable, "-m", "flexwarm", command, "--store", str(store), "--format", "json", *options]
+    argv += ["--", sys.executable, str(spec)] if spec.suffix == ".py" else [str(spec)]
     done = subprocess.run(argv, capture_output=True, text=True)
     seconds = time.perf_counter() - began
     try:
@@ -87,23 +170,20 @@ def row(what: str, document: dict[str, Any], seconds: float) -> None:
     compiles = sorted({compile["what"] for job in document["jobs"] for compile in job.get("compiles", ())})
     hits = f"{lookups.count('hit')}/{len(lookups)}"
     first = sum(job["first_call_seconds"] or 0 for job in document["jobs"])
+    tuned = sum(sum(job.get("tuned", {}).values()) for job in document["jobs"])
     print(
-        f"| {what} | {document['verdict']} | {hits} | {', '.join(compiles) or 'none'} | {first:.1f} s | {seconds:.1f} s |",
+        f"| {what} | {document['verdict']} | {hits} | {', '.join(compiles) or 'none'} | {tuned:.2f} s | {first:.1f} s "
+        f"| {seconds:.1f} s |",
         flush=True,
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--profile", default="h200")
-    target = ("--target", parser.parse_args().profile)
-    import torch
-
-    print(f"torch {torch.__version__}, Python {platform.python_version()}, {torch.cuda.get_device_name(0)}")
+def steps(text: str, target: tuple[str, ...]) -> None:
+    """Build a spec without the GPU and go on with it; and build it from nothing with the GPU."""
     with tempfile.TemporaryDirectory() as base:
         spec, made, real = Path(base, "spec.toml"), Path(base, "made"), Path(base, "real")
-        spec.write_text(SPEC)
-        print("| step | verdict | hits | compilers | first calls | command |\n|---|---|---|---|---|---|")
+        spec.write_text(text)
+        print("| step | verdict | hits | compilers | tuning | first calls | command |\n|---|---|---|---|---|---|---|")
         row("build, null GPU", *flexwarm("build", spec, made, *target))
         row("verify, null GPU", *flexwarm("verify", spec, made, *target))
         before = choices(made)
@@ -113,6 +193,48 @@ def main() -> None:
         row("build from nothing, real GPU", *flexwarm("build", spec, real))
         print(f"keys: {len(keys(made))} and {len(keys(real))}, {len(keys(made) & keys(real))} in both")
         print(f"choices by time in the bucket: {before} after the null GPU, {choices(made)} after the real one")
+
+
+def run(program: Path, store: Path, *arguments: str) -> str:
+    """What a program says with a bucket."""
+    argv = [sys.executable, "-m", "flexwarm", "run", "--store", str(store), "--", sys.executable, str(program), *arguments]
+    done = subprocess.run(argv, capture_output=True, text=True)
+    return "; ".join(line for line in done.stdout.splitlines() if line.startswith(("steps", "largest")))
+
+
+def programs(target: tuple[str, ...]) -> None:
+    """The first steps of two training scripts, with each kind of bucket."""
+    with tempfile.TemporaryDirectory() as base:
+        for name, text in (("adamw", TRAIN), ("llama", LLAMA)):
+            program, made, untuned, real = (Path(base, part) for part in (f"{name}.py", f"{name}-m", f"{name}-u", f"{name}-r"))
+            program.write_text(text)
+            for command, options in (("build", target), ("verify", target), ("verify", ())):
+                document, seconds = flexwarm(command, program, made, *options)
+                print(f"{name}: {command} {' '.join(options)}: {document['verdict']}, {seconds:.1f} s", flush=True)
+            shutil.copytree(made, untuned)
+            print(f"{name}: not tuned: {run(program, untuned)}", flush=True)
+            for command in ("build", "verify"):
+                document, seconds = flexwarm(command, program, made)
+                print(f"{name}: {command}: {document['verdict']}, {seconds:.1f} s", flush=True)
+            print(f"{name}: tuned: {run(program, made, 'check')}", flush=True)
+            print(f"{name}: cold: {run(program, real)}", flush=True)
+            print(f"{name}: built here: {run(program, real)}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--profile", default="h200")
+    parser.add_argument("--programs", action="store_true")
+    asked = parser.parse_args()
+    target = ("--target", asked.profile)
+    import torch
+
+    print(f"torch {torch.__version__}, Python {platform.python_version()}, {torch.cuda.get_device_name(0)}")
+    if asked.programs:
+        programs(target)
+        return
+    for text in (SPEC, TUNED):
+        steps(text, target)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,8 @@ _SOURCES = (
     *(".c", ".C", ".cc", ".cp", ".cpp", ".CPP", ".c++", ".cxx", ".i", ".ii", ".m", ".mm", ".cu", ".hip", ".h", ".hpp"),
     *(".ptx", ".s", ".S", ".o"),
 )
+#: Those of C++.
+_CXX_SOURCES = (".C", ".cc", ".cp", ".cpp", ".CPP", ".c++", ".cxx")
 _SHELLS = ("sh", "bash", "dash", "zsh")
 _BUILD_TOOLS = ("ninja", "ninja-build", "make", "gmake", "cmake", "meson", "scons", "bazel", "bazelisk")
 _LAUNCHERS = ("env", "ccache", "sccache", "distcc", "nice", "ionice", "timeout", "exec", "command", "time")
@@ -68,6 +70,14 @@ def subject(argv: Sequence[str]) -> str:
     if not compiler or not sources:
         return " ".join(argv)
     return " ".join([posixpath.basename(compiler), *sources])
+
+
+def cxx_source(line: str, below: str) -> str:
+    """The C++ source in the directory ``below`` that a command line names; empty if it names none.
+
+    What Inductor makes for the processor is such. Triton's host modules are C, which is compiled for any processor.
+    """
+    return next((word for word in split(line) if word.endswith(_CXX_SOURCES) and word.startswith(f"{below}/")), "")
 
 
 def _is_known(word: str) -> bool:

@@ -126,22 +126,50 @@ class Compiled:
     graph: str = ""
 
 
+class Open(StrEnum):
+    """What a GPU that is not there leaves open, because it has no times and no values."""
+
+    VARIANT = "variant"  # which variant of a kernel is run: all of them are compiled, and the first call on a GPU times them
+    GRAPH = "graph"  # which code is made of a graph: so it is not stored, and is made on a GPU, of kernels that are compiled
+    VALUE = "value"  # what was read from the device while a graph was compiled: the compile was ended
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Untuned:
-    """Torch or Triton timed kernels on a GPU that is not there: the choice means nothing.
+    """Something was to be decided by a GPU that is not there.
 
     Attributes:
-        kernel: its name.
-        baked: the choice is part of what was compiled, so that this is worth nothing elsewhere; else only a choice between
-            kernels that are all compiled, which was not kept.
+        kernel: its name, or what was to be decided.
     """
 
     KIND: ClassVar[str] = "untuned"
     t: float
     job: str | None
     kernel: str
-    baked: bool
+    open: Open
     graph: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuned:
+    """A GPU has timed a kernel's variants, which took ``seconds``."""
+
+    KIND: ClassVar[str] = "tuned"
+    t: float
+    job: str | None
+    kernel: str
+    seconds: float
+    graph: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Read:
+    """Values were copied from a GPU that is not there, for the first time from this ``place``: they are no results."""
+
+    KIND: ClassVar[str] = "read"
+    t: float
+    job: str | None
+    place: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -334,6 +362,8 @@ Event: TypeAlias = (
     | Lookup
     | Compiled
     | Untuned
+    | Tuned
+    | Read
     | Dense
     | Hazard
     | Hang
@@ -350,7 +380,7 @@ Event: TypeAlias = (
 )
 
 _KINDS: dict[str, Any] = {kind.KIND: kind for kind in get_args(Event)}
-_ENUMS: dict[str, Any] = {"phase": Phase, "layer": Layer, "answer": Answer}
+_ENUMS: dict[str, Any] = {"phase": Phase, "layer": Layer, "answer": Answer, "open": Open}
 _TUPLES = {("program", "argv"), ("dense", "shape"), ("dense", "stack"), ("hazard", "stack"), ("hang", "jobs")}
 
 

@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
-from flexwarm.events import Answer, Compiled, Dense, Hazard, JobFailed, JobStopped, Layer, Lookup, Untuned
+from flexwarm.events import (
+    Answer,
+    Compiled,
+    Dense,
+    Hazard,
+    JobFailed,
+    JobStopped,
+    Layer,
+    Lookup,
+    Open,
+    Read,
+    Tuned,
+    Untuned,
+)
 from flexwarm.hazards import SAID_AT_MOST, HazardCode
 from flexwarm.plan import Job
 from flexwarm.reasons import Code, Reason, hazard
@@ -234,18 +247,66 @@ def unserved_reasons(compiled: Sequence[Compiled], unserved: Sequence[Lookup]) -
 
 
 def untuned_reasons(untuned: Sequence[Untuned]) -> list[Reason]:
-    """Choices by time that went into what was compiled."""
-    baked = sorted({event.kernel for event in untuned if event.baked})
-    if not baked:
+    """What was read from a GPU that is not there, to be part of what was compiled."""
+    return [
+        Reason(code=Code.UNTUNED, message=f"a GPU that is not there was asked for {what}", hint="build this on the GPU")
+        for what in sorted({event.kernel for event in untuned if event.open is Open.VALUE})
+    ]
+
+
+def left_to_the_gpu(untuned: Sequence[Untuned]) -> bool:
+    """Whether a graph was compiled and not stored, because its code is chosen by time."""
+    return any(event.open is Open.GRAPH for event in untuned)
+
+
+def not_stored_reasons(keys: Set[tuple[str, str]], untuned: Sequence[Untuned]) -> list[Reason]:
+    """What was compiled and has no entry.
+
+    Args:
+        keys: (layer, key) without an entry.
+        untuned: of all that compiled them: nothing is missing where it was left out on purpose.
+    """
+    if left_to_the_gpu(untuned):
         return []
-    more = f" and {len(baked) - 1} more" if len(baked) > 1 else ""
     return [
         Reason(
-            code=Code.UNTUNED,
-            message=f"what a GPU that is not there answers went into the code: {baked[0]}{more}",
-            hint="build this on the GPU, or without max-autotune",
+            code=Code.NOT_STORED,
+            message=f"torch compiled {layer} entry {short(key)} and stored nothing for it",
+            hint="a launch would compile it again; run with TORCH_LOGS=+inductor to see why",
         )
+        for layer, key in sorted(keys)
     ]
+
+
+def tuning_notes(untuned: Sequence[Untuned], tuned: Sequence[Tuned], reads: Sequence[tuple[str, Read]]) -> list[str]:
+    """What a GPU that is not there leaves open; and what a GPU has timed.
+
+    Args:
+        reads: whose, such as ``rank 0``; and from where.
+    """
+    notes = []
+    for left, what in _LEFT_OPEN.items():
+        names = sorted({event.kernel for event in untuned if event.open is left})
+        if names:
+            notes.append(f"untuned: {_and_more(names)}: {what}")
+    if reads:
+        places = list(dict.fromkeys(read.place for _, read in reads))
+        what = "what depends on them may be otherwise on the GPU"
+        notes.append(f"{reads[0][0]} reads values from a GPU that is not there, at {_and_more(places)}: {what}")
+    if tuned:
+        kernels, seconds = {event.kernel for event in tuned}, sum(event.seconds for event in tuned)
+        notes.append(f"{len(kernels)} {'kernel was' if len(kernels) == 1 else 'kernels were'} tuned, in {seconds:.2g} s")
+    return notes
+
+
+_LEFT_OPEN = {
+    Open.VARIANT: "flexwarm build on the GPU times the variants, which are all compiled",
+    Open.GRAPH: "flexwarm build on the GPU chooses, of kernels that are compiled, and makes the graph",
+}
+
+
+def _and_more(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 
 
 def result_reasons(record: JobRecord, worker: WorkerRecord) -> list[Reason]:

@@ -220,9 +220,9 @@ def state(bucket: Bucket, manifest: Manifest) -> str:
     return value.hexdigest()
 
 
-def unlisted(bucket: Bucket, manifest: Manifest) -> tuple[str, ...]:
-    """Paths that :func:`scan` would list and the manifest does not, in order."""
-    listed = {entry.path for entry in manifest.files}
+def unlisted(bucket: Bucket, manifest: Manifest | None) -> tuple[str, ...]:
+    """Paths that :func:`scan` would list and the manifest does not, in order; without a manifest all of them."""
+    listed = {entry.path for entry in manifest.files} if manifest is not None else set()
     return tuple(sorted(path for path, _ in _walk(bucket) if path not in listed and _is_content(path)))
 
 

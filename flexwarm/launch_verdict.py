@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import errno
 import signal
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from flexwarm import evidence, nodes
 from flexwarm.commandline import read, title
-from flexwarm.compiler_lines import subject
+from flexwarm.compiler_lines import cxx_source, subject
 from flexwarm.errors import ExitCode
-from flexwarm.events import Answer, Layer, Lookup
+from flexwarm.events import Answer, Compiled, Layer, Lookup
 from flexwarm.hazards import HazardCode
 from flexwarm.nodes import NodeFinding
 from flexwarm.program_events import Raised
@@ -62,6 +62,7 @@ class Expectation:
         recorded: identity of a program -> keys that a build of this very line recorded; empty if there was none.
         disk: files of the bucket that differ before and after.
         blind: why programs of this line cannot be observed, as far as the line says; empty if they can.
+        other_processor: the bucket, where the machine that it is for has another processor than this one; else empty.
     """
 
     ranks: int | None
@@ -71,6 +72,7 @@ class Expectation:
     recorded: Mapping[str, Set[tuple[str, str]]]
     disk: Sequence[str]
     blind: str
+    other_processor: str = ""
 
 
 def judge_verified_launch(record: LaunchRecord, expected: Expectation, notes: Mapping[str, Sequence[Reason]]) -> LaunchVerdict:
@@ -108,14 +110,9 @@ def judge_built_launch(record: LaunchRecord, expected: Expectation, stored: Set[
     for program in record.judged:
         reasons = [reason for graph in program.graphs for reason in _bypass_reasons(graph)]
         reasons += _common_reasons(program, record, expected)
-        for layer, key in sorted(program.keys - stored):
-            reasons.append(
-                Reason(
-                    code=Code.NOT_STORED,
-                    message=f"torch compiled {layer} entry {evidence.short(key)} and stored nothing for it",
-                    hint="a launch would compile it again; run with TORCH_LOGS=+inductor to see why",
-                )
-            )
+        for graph in program.graphs:
+            reasons += processor_reasons(graph.compiled, expected.other_processor, f"{_where(graph)}: ")
+        reasons += evidence.not_stored_reasons(program.keys - stored, program.untuned)
         programs.append(_concluded(program, reasons))
     only_hits = all(program.outcome is Outcome.HIT for program in programs) and not record.compilers
     return _judge(record, expected, programs, best=Kind.WARM if only_hits else Kind.BUILT)
@@ -123,7 +120,8 @@ def judge_built_launch(record: LaunchRecord, expected: Expectation, stored: Set[
 
 def _concluded(program: ProgramRecord, reasons: Sequence[Reason]) -> ProgramVerdict:
     compiled = bool(program.compiled) or any(lookup.answer is Answer.MISS for lookup in program.lookups)
-    return ProgramVerdict(record=program, outcome=outcome_of(reasons, compiled=compiled), reasons=tuple(reasons))
+    outcome = outcome_of(reasons, compiled=compiled, untuned=evidence.left_to_the_gpu(program.untuned))
+    return ProgramVerdict(record=program, outcome=outcome, reasons=tuple(reasons))
 
 
 def _judge(
@@ -155,7 +153,7 @@ def _judge(
         exit_code=exit_code,
         programs=tuple(programs),
         reasons=tuple(reasons),
-        notes=(*_rank_notes(record), *_node_notes(record, verified), *_absent_notes(record)),
+        notes=(*_rank_notes(record), *_node_notes(record, verified), *_tuning_notes(record)),
     )
 
 
@@ -256,6 +254,25 @@ def _common_reasons(program: ProgramRecord, record: LaunchRecord, expected: Expe
     if program.said_bye:
         reasons += _evidence_reasons(program)
     return reasons
+
+
+def processor_reasons(compiled: Iterable[Compiled], bucket: str, where: str = "") -> list[Reason]:
+    """What was compiled from C++ is for the processor here, and nothing in its key says so.
+
+    Args:
+        bucket: its path, where the machine that it is for has another processor; empty where it has the same.
+        where: what the sentence begins with.
+    """
+    sources = [source for event in compiled if bucket and (source := cxx_source(event.detail, bucket))]
+    if not sources:
+        return []
+    return [
+        Reason(
+            code=Code.REFUSED,
+            message=f"{where}C++ was compiled for the processor here, and the target's machine has another",
+            hint="build what is compiled for the CPU on that machine",
+        )
+    ]
 
 
 #: How gloo, NCCL and the rendezvous say that a peer has gone.
@@ -621,19 +638,10 @@ def _rank_notes(record: LaunchRecord) -> list[str]:
     return [*notes, "ranks that compile different calls wait for each other in collectives while one of them compiles"]
 
 
-def _absent_notes(record: LaunchRecord) -> list[str]:
-    """What a GPU that is not there leaves open: which variants are fastest, and what depends on results."""
-    notes = []
-    untuned = sorted({event.kernel for program in record.judged for event in program.untuned if not event.baked})
-    if untuned:
-        more = f" and {len(untuned) - 1} more" if len(untuned) > 1 else ""
-        notes.append(f"{untuned[0]}{more} untuned: flexwarm build on the GPU times their variants, which are all compiled")
-    reading = [program for program in record.judged if program.reads is not None]
-    if reading:
-        count = max(program.reads.count for program in reading if program.reads is not None)
-        names = reading[0].name if len(reading) == 1 else f"{reading[0].name} and {len(reading) - 1} more"
-        notes.append(f"{names} read values from the device {count} times; what depends on them may be otherwise on the GPU")
-    return notes
+def _tuning_notes(record: LaunchRecord) -> list[str]:
+    programs = record.judged
+    untuned, tuned = [x for program in programs for x in program.untuned], [x for program in programs for x in program.tuned]
+    return evidence.tuning_notes(untuned, tuned, [(program.name, read) for program in programs for read in program.reads])
 
 
 def only_hazards(verdict: LaunchVerdict) -> bool:

@@ -156,15 +156,6 @@ class Nodes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reads:
-    """The program has copied something from a GPU that is not there, so often in its main thread: no results."""
-
-    KIND: ClassVar[str] = "reads"
-    t: float
-    count: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
     """What the program came to, when it ended by itself or put another program in its place.
 
@@ -186,6 +177,4 @@ class Summary:
     why: str = ""
 
 
-ProgramEvent: TypeAlias = (
-    Program | Forked | Silenced | Placed | Called | Held | Spent | Raised | Moved | Nodes | Reads | Summary
-)
+ProgramEvent: TypeAlias = Program | Forked | Silenced | Placed | Called | Held | Spent | Raised | Moved | Nodes | Summary

@@ -20,9 +20,11 @@ from flexwarm.events import (
     Hazard,
     Layer,
     Lookup,
+    Read,
     Refused,
     Settings,
     Sources,
+    Tuned,
     Untuned,
 )
 from flexwarm.nodes import NodeFacts
@@ -35,7 +37,6 @@ from flexwarm.program_events import (
     Placed,
     Program,
     Raised,
-    Reads,
     Silenced,
     Spent,
     Summary,
@@ -130,7 +131,8 @@ class ProgramRecord:
     moved: tuple[Moved, ...]
     held: Held | None
     untuned: tuple[Untuned, ...]
-    reads: Reads | None
+    tuned: tuple[Tuned, ...]
+    reads: tuple[Read, ...]
     met: Nodes | None
     settings: Settings | None
     files: Mapping[str, str]
@@ -342,7 +344,8 @@ def _fold_program(told: Told) -> ProgramRecord:
         moved=tuple(_of(Moved, said)),
         held=_last(_of(Held, said)),
         untuned=tuple(_of(Untuned, said)),
-        reads=_last(_of(Reads, said)),
+        tuned=tuple(_of(Tuned, said)),
+        reads=tuple(_of(Read, said)),
         met=_last(_of(Nodes, said)),
         settings=next(iter(_of(Settings, said)), None),
         files=sources[-1].files if sources else {},

@@ -24,11 +24,13 @@ from flexwarm.events import (
     Lookup,
     Phase,
     Progress,
+    Read,
     Refused,
     Settings,
     ShapeDone,
     Sources,
     StepDone,
+    Tuned,
     Untuned,
 )
 from flexwarm.plan import Job, Plan
@@ -63,6 +65,8 @@ class JobRecord:
     lookups: tuple[Lookup, ...]
     compiled: tuple[Compiled, ...]
     untuned: tuple[Untuned, ...]
+    tuned: tuple[Tuned, ...]
+    reads: tuple[Read, ...]
     dense: tuple[Dense, ...]
     hazards: tuple[Hazard, ...]
     drill: DrillDone | None
@@ -180,6 +184,8 @@ def _fold_job(job: Job, said: Sequence[Event]) -> JobRecord:
         lookups=tuple(e for e in said if isinstance(e, Lookup)),
         compiled=tuple(e for e in said if isinstance(e, Compiled)),
         untuned=tuple(e for e in said if isinstance(e, Untuned)),
+        tuned=tuple(e for e in said if isinstance(e, Tuned)),
+        reads=tuple(e for e in said if isinstance(e, Read)),
         dense=tuple(e for e in said if isinstance(e, Dense)),
         hazards=tuple(e for e in said if isinstance(e, Hazard)),
         drill=_last(DrillDone, said),

@@ -38,6 +38,8 @@ class DeviceProfile:
         measured: read on such a GPU, and not put together from what is published.
         sources: attribute, or ``*`` for all others -> where its value is from.
         host: those components of a fingerprint that the machine with the GPU has; empty for a profile that knows no machine.
+        driver_path: where the driver's library lies on that machine: directories with a colon between them, as Triton finds
+            and newer ones key them; empty where that is not known.
     """
 
     name: str
@@ -46,6 +48,7 @@ class DeviceProfile:
     measured: bool
     sources: Mapping[str, str] = field(default_factory=dict)
     host: Mapping[str, str] = field(default_factory=dict)
+    driver_path: str = ""
 
     @property
     def capability(self) -> str:
@@ -119,6 +122,7 @@ def profile_from_json(data: Any, origin: str) -> DeviceProfile:
     """
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
         raise _wrong(origin, f"it is not a device profile of schema {SCHEMA}")
+    data = {"driver_path": "", **data}
     for name, kind, what in _FIELDS:
         if not isinstance(data.get(name), kind) or isinstance(data.get(name), bool) is not (kind is bool):
             raise _wrong(origin, f"{name} must be {what}")
@@ -150,6 +154,7 @@ _FIELDS: Final = (
     ("measured", bool, "true or false"),
     ("sources", dict, "a table"),
     ("host", dict, "a table"),
+    ("driver_path", str, "text"),
 )
 
 

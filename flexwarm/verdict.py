@@ -36,6 +36,7 @@ class Outcome(StrEnum):
     SKIPPED = "skipped"
     NOT_RUN = "not_run"
     UNPROVEN = "unproven"
+    UNTUNED = "untuned"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +132,13 @@ def with_drill(verdict: Verdict, drill: Record) -> Verdict:
     return conclude(jobs, [*verdict.reasons, *evidence.drilled_worker_reasons(drill)], best=verdict.kind)
 
 
+def notes(record: Record) -> list[str]:
+    """What is to be known beside the reasons, one sentence each."""
+    jobs = record.jobs.values()
+    untuned, tuned = [x for job in jobs for x in job.untuned], [x for job in jobs for x in job.tuned]
+    return evidence.tuning_notes(untuned, tuned, [(job.job.id, read) for job in jobs for read in job.reads])
+
+
 def _judge_verified_job(
     job_record: JobRecord,
     record: Record,
@@ -170,16 +178,11 @@ def _judge_built_job(job_record: JobRecord, record: Record, stored: frozenset[tu
     lanes = record.round_of(job)
     if job_record.ran_to_end:
         reasons += evidence.check_reasons(job_record)
-        for layer, key in sorted(job_record.keys - stored):
-            reasons.append(
-                Reason(
-                    code=Code.NOT_STORED,
-                    message=f"torch compiled {layer} entry {evidence.short(key)} and stored nothing for it",
-                    hint="a launch would compile it again; run with TORCH_LOGS=+inductor to see why",
-                )
-            )
+        untuned = [event for lane in lanes for event in lane.untuned]
+        reasons += evidence.not_stored_reasons(job_record.keys - stored, untuned)
         # Another lane of the same process may have asked while its leader had not stored yet; another process waited.
-        if job.leader is not None and job.leader not in {lane.job.id for lane in lanes} and job_record.answers(Answer.MISS):
+        waited = job.leader is not None and job.leader not in {lane.job.id for lane in lanes}
+        if waited and job_record.answers(Answer.MISS) and not evidence.left_to_the_gpu(untuned):
             missed = job_record.answers(Answer.MISS)[0]
             reasons.append(
                 Reason(
@@ -214,15 +217,18 @@ _OUTCOMES: Mapping[Outcome, tuple[Code, ...]] = {
 
 
 def _outcome(record: JobRecord, reasons: Iterable[Reason]) -> Outcome:
-    return outcome_of(reasons, compiled=bool(record.answers(Answer.MISS) or record.compiled))
+    compiled = bool(record.answers(Answer.MISS) or record.compiled)
+    return outcome_of(reasons, compiled=compiled, untuned=evidence.left_to_the_gpu(record.untuned))
 
 
-def outcome_of(reasons: Iterable[Reason], *, compiled: bool) -> Outcome:
-    """What became of a job, by its worst reason; without any, whether it ``compiled`` something."""
+def outcome_of(reasons: Iterable[Reason], *, compiled: bool, untuned: bool) -> Outcome:
+    """What became of a job, by its worst reason; without any, whether it ``compiled`` something, or left that to the GPU."""
     codes = {reason.code for reason in reasons}
     for outcome, causes in _OUTCOMES.items():
         if codes.intersection(causes):
             return outcome
     if codes:
         return Outcome.UNPROVEN
+    if untuned:
+        return Outcome.UNTUNED
     return Outcome.COMPILED if compiled else Outcome.HIT

@@ -32,11 +32,11 @@ from flexwarm.canonical import digest, plain
 from flexwarm.environment import Effect
 from flexwarm.events import Bye, Refused, Settings, Sources
 from flexwarm.observation import Observation
-from flexwarm.observer import caches, compilers, dense, limits, sources, stand_in, watchdog
+from flexwarm.observer import absent, caches, compilers, dense, limits, sources, stand_in, watchdog
 from flexwarm.observer.guard import GuardWatch
 from flexwarm.observer.torch_api import TorchApi, graphs
 from flexwarm.observer.torch_api.tracing import resolve_tracing
-from flexwarm.program_events import COMPILE_WORKER, Called, Moved, Placed, Program, Raised, Reads, Summary
+from flexwarm.program_events import COMPILE_WORKER, Called, Moved, Placed, Program, Raised, Summary
 from flexwarm.request import Guard
 from flexwarm.target import STANDS_IN
 
@@ -88,6 +88,7 @@ class Attached:
         self._triton_cache: dict[str, str] = {}
         self._began = time.time()
         self._leaving = Leaving()
+        self._choices = absent.Choices(self.recorder) if stand_in.present() else None
         #: With which status, and why, it said that it ends.
         self._ended: tuple[int | None, str] | None = None
         #: torch's counters as they came with a fork: what they say is of the parent.
@@ -98,17 +99,32 @@ class Attached:
             os.register_at_fork(after_in_child=self.recorder.after_fork)
             return
         recorder, api = self.recorder, self._api
+        if self._choices is not None:
+            absent.watch_times(self._choices)
+            absent.watch_reads(recorder, lambda: bool(self._called))
         recorder.device_here = lambda: f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_initialized() else ""
         self._follow_ends()
         self._when("torch._dynamo", self._watch_dynamo)
         self._when("torch._inductor.codecache", lambda: caches.watch_fx(api, recorder))
         self._when("torch._functorch._aot_autograd.autograd_cache", lambda: caches.watch_aot(api, recorder))
         self._when("torch._inductor.compile_fx", self._watch_inductor)
-        self._when("torch._inductor.runtime.triton_heuristics", lambda: compilers.watch_autotune(api, recorder))
-        self._when("torch._inductor.select_algorithm", lambda: compilers.watch_selection(api, recorder))
+        choices = self._choices
+        if choices is None:
+            tuning: dict[str, Callable[[], None]] = {
+                "torch._inductor.runtime.triton_heuristics": lambda: compilers.watch_autotune(api, recorder),
+                "torch._inductor.select_algorithm": lambda: compilers.watch_selection(api, recorder),
+                "triton.runtime.autotuner": lambda: compilers.watch_kernel_autotune(api, recorder),
+            }
+        else:
+            tuning = {
+                "torch._inductor.runtime.triton_heuristics": lambda: absent.watch_variants(api, choices),
+                "torch._inductor.select_algorithm": lambda: absent.watch_selection(api, choices),
+                "triton.runtime.autotuner": lambda: absent.watch_kernel_variants(api, choices),
+            }
         self._when("torch._higher_order_ops.flex_attention", lambda: dense.watch(api, recorder))
         self._when("triton", self._watch_triton)
-        self._when("triton.runtime.autotuner", lambda: compilers.watch_kernel_autotune(api, recorder))
+        for module, action in tuning.items():
+            self._when(module, action)
 
     def _when(self, module: str, action: Callable[[], None]) -> None:
         imports.after(module, lambda: self._try(module, action))
@@ -139,7 +155,8 @@ class Attached:
 
     def _watch_inductor(self) -> None:
         compilers.watch_inductor(self._api, self.recorder)
-        compilers.watch_compiles(self._api, self.recorder)
+        if self._choices is not None:
+            absent.watch_inductor(self._api, self._choices)
         compilers.watch_processes(self.recorder)
         graphs.observe_graphs(lambda call: self._try(f"graph {call.graph}", lambda: self._graph(call)))
         # What a thread of a compiler's pool does is of the graph that was handed over last: compiles take turns.
@@ -200,7 +217,7 @@ class Attached:
                 STANDS_IN: stand_in.identity(),
                 "flexwarm.path": str(Path(__file__).resolve().parents[1]),
             },
-            environ=environment.key_variables(os.environ),
+            environ=environment.key_variables(stand_in.without(os.environ) if stand_in.present() else os.environ),
             place=dict(self._place),
             forked_from=forked_from,
             image=reaper.image(os.getpid()),
@@ -346,8 +363,6 @@ class Attached:
             if self.guard is not None and how == "exit":
                 self.guard.at_rest()
             self._tell_sources()
-        if count := stand_in.reads():
-            recorder.emit(Reads(t=time.time(), count=count))
         counters = {name: count - self._inherited.get(name, 0) for name, count in self._count().items()}
         checks = recorder.checks()
         recorder.emit(Summary(t=time.time(), counters=counters, checks=checks, how=how, status=left[0], why=left[1]))

@@ -16,7 +16,12 @@ def command(session: Session) -> int:
     """Print the variables with which a launch on this machine uses its bucket, for eval "$(flexwarm env)"."""
     from flexwarm.ops.env import bucket_variables
 
-    digest, variables = bucket_variables(dict(os.environ), root=session.store, trust_shared=session.trust_shared)
+    digest, variables = bucket_variables(
+        dict(os.environ),
+        root=session.store,
+        trust_shared=session.trust_shared,
+        notify=lambda text: session.say(f"flexwarm: {text}"),
+    )
     if session.json:
         session.emit_json({"verdict": None, "exit_code": 0, "bucket": digest, "variables": variables})
     else:

@@ -86,6 +86,11 @@ class _Last(threading.local):
 _last = _Last()
 
 
+def aot_key_here() -> str:
+    """AOTAutograd's key of the graph that the calling thread asked for last; empty if it has none."""
+    return _last.key
+
+
 def watch_aot(api: TorchApi, recorder: Recorder) -> None:
     """AOTAutograd's cache alone."""
     make_key, try_load = api.aot_module.autograd_cache_key, api.aot_cache.try_load

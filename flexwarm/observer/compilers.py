@@ -7,15 +7,13 @@ import os
 import sys
 import time
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 from flexwarm.compiler_lines import classify, split
 from flexwarm.events import Answer, Layer
-from flexwarm.observer import stand_in
 from flexwarm.observer.caches import say
 from flexwarm.observer.recorder import Recorder
-from flexwarm.observer.torch_api import TorchApi, folding
+from flexwarm.observer.torch_api import TorchApi
 
 _EVENTS = ("subprocess.Popen", "os.posix_spawn", "os.exec", "os.system")
 
@@ -79,23 +77,23 @@ def watch_triton(recorder: Recorder) -> None:
     knobs.compilation.listener = listener
 
 
-def watch_autotune(api: TorchApi, recorder: Recorder) -> None:
-    """Report each benchmark of kernel candidates: its winner depends on the moment, so a warm launch has none.
+def watch_tuning(api: TorchApi, recorder: Recorder) -> None:
+    """All tuning, in a process that has imported everything."""
+    watch_autotune(api, recorder)
+    watch_kernel_autotune(api, recorder)
+    watch_selection(api, recorder)
 
-    On a GPU that is not there it is the same each time: nothing was chosen, and nothing of it is kept.
-    """
+
+def watch_autotune(api: TorchApi, recorder: Recorder) -> None:
+    """Report each benchmark of kernel candidates: its winner depends on the moment, so a warm launch has none."""
     autotuner = api.autotuner()
     benchmark = autotuner.benchmark_all_configs
-    absent = stand_in.present()
 
     def reporting_benchmark(self: Any, *args: Any, **kwargs: Any) -> Any:
-        kernel = str(getattr(self, "inductor_meta", {}).get("kernel_name", "kernel"))
-        if absent:
-            self.save_cache_hook = None
-            recorder.untuned(kernel)
-        else:
-            recorder.compiled("autotune", kernel)
-        return benchmark(self, *args, **kwargs)
+        kernel = api.kernel_of(self)
+        recorder.compiled("autotune", kernel)
+        with recorder.tuning(kernel):
+            return benchmark(self, *args, **kwargs)
 
     autotuner.benchmark_all_configs = reporting_benchmark
 
@@ -104,30 +102,18 @@ def watch_kernel_autotune(api: TorchApi, recorder: Recorder) -> None:
     """Report each tuning of a kernel under ``@triton.autotune``; without Triton's own cache each process tunes anew."""
     autotuner = api.kernel_autotuner()
     benchmark = autotuner._bench
-    absent = stand_in.present()
     told: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
     @functools.wraps(benchmark)
     def reporting_benchmark(self: Any, *args: Any, **kwargs: Any) -> Any:
-        tuned = len(self.cache)
+        tuned, name = len(self.cache), api.kernel_of(self)
         if told.get(self) != tuned:  # the first configuration of this tuning
             told[self] = tuned
-            name = getattr(getattr(self, "base_fn", None), "__name__", "kernel")
-            if absent:
-                recorder.untuned(name)
-            else:
-                recorder.compiled("autotune", f"@triton.autotune of {name}, {len(self.configs)} configurations")
-        return benchmark(self, *args, **kwargs)
+            recorder.compiled("autotune", f"@triton.autotune of {name}, {len(self.configs)} configurations")
+        with recorder.tuning(name):
+            return benchmark(self, *args, **kwargs)
 
     autotuner._bench = reporting_benchmark
-    if absent:
-        autotuner.check_disk_cache = _keep_nothing
-
-
-def _keep_nothing(self: Any, key: Any, configs: Any, benchmark: Callable[[], None]) -> bool:
-    """In place of Triton's cache of timings, where there are none."""
-    benchmark()
-    return False
 
 
 def triton_cache() -> dict[str, str]:
@@ -143,48 +129,23 @@ def _named(value: Any) -> str:
 
 
 def watch_selection(api: TorchApi, recorder: Recorder) -> None:
-    """On a GPU that is not there, report each choice between kernels by time that goes into the code."""
-    if not stand_in.present():
-        return
+    """Tell how long each choice between kernels took of which one becomes part of a graph."""
     selector = api.algorithm_selector()
-    choose = selector.autotune
+    make = selector.make_benchmark_fn
 
-    @functools.wraps(choose)
-    def reporting_choice(self: Any, name: str, *args: Any, **kwargs: Any) -> Any:
-        recorder.untuned(name, baked=True)
-        return choose(self, name, *args, **kwargs)
+    @functools.wraps(make)
+    def make_reporting(choices: Any, *args: Any, **kwargs: Any) -> Any:
+        benchmark = make(choices, *args, **kwargs)
 
-    selector.autotune = reporting_choice
+        def reporting_benchmark(*args: Any, **kwargs: Any) -> Any:
+            with recorder.tuning(choice_of(choices)):
+                return benchmark(*args, **kwargs)
 
+        return reporting_benchmark
 
-def watch_compiles(api: TorchApi, recorder: Recorder) -> None:
-    """On a GPU that is not there, see to it that nothing of it gets into what is compiled.
-
-    What Inductor is known to read from the device it computes on the processor instead. Whatever else is read is no result,
-    and the compile ends: its key does not show it, so a real GPU would be served the wrong kernel. What is chosen by time is
-    right, if not the fastest; it is reported, and nobody is given it.
-    """
-    if not stand_in.present():
-        return
-    folding.fold_on_processor()
-    for name in ("joint_graph_passes", "fx_codegen_and_compile"):
-        _watch_compile(api.compile_module, name, recorder)
+    selector.make_benchmark_fn = staticmethod(make_reporting)
 
 
-def _watch_compile(module: Any, name: str, recorder: Recorder) -> None:
-    function = getattr(module, name)
-
-    @functools.wraps(function)
-    def watched(*args: Any, **kwargs: Any) -> Any:
-        reads, timings = stand_in.reads(), stand_in.timings()
-        try:
-            result = function(*args, **kwargs)
-        finally:
-            if stand_in.timings() != timings:
-                recorder.untuned("a choice by time while a graph was compiled", baked=True)
-        if stand_in.reads() != reads:
-            recorder.untuned("a value that was read while a graph was compiled", baked=True)
-            raise RuntimeError("flexwarm: a value was read from a GPU that is not there, to be compiled into a kernel")
-        return result
-
-    setattr(module, name, watched)
+def choice_of(choices: Any) -> str:
+    """What is chosen, in words."""
+    return f"one of {len(choices)} for {choices[0].name}"

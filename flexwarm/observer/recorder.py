@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flexwarm import events
-from flexwarm.events import Compiled, Event, Heartbeat, Phase, Progress, Untuned
+from flexwarm.events import Compiled, Event, Heartbeat, Open, Phase, Progress, Tuned, Untuned
 from flexwarm.request import Purpose
 
 
@@ -136,9 +136,19 @@ class Recorder:
         self.emit(Compiled(t=time.time(), job=self.job, what=what, detail=detail, graph=self.graph_here()))
         self.stop_if_verifying()
 
-    def untuned(self, kernel: str, *, baked: bool = False) -> None:
-        """Kernels were timed on a GPU that is not there: see :class:`flexwarm.events.Untuned`."""
-        self.emit(Untuned(t=time.time(), job=self.job, kernel=kernel, baked=baked, graph=self.graph_here()))
+    def untuned(self, kernel: str, left: Open) -> None:
+        """Something was to be decided by a GPU that is not there: see :class:`flexwarm.events.Untuned`."""
+        self.emit(Untuned(t=time.time(), job=self.job, kernel=kernel, open=left, graph=self.graph_here()))
+
+    @contextmanager
+    def tuning(self, kernel: str) -> Iterator[None]:
+        """A GPU times a kernel's variants."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            seconds = round(time.perf_counter() - began, 6)
+            self.emit(Tuned(t=time.time(), job=self.job, kernel=kernel, seconds=seconds, graph=self.graph_here()))
 
     def spent(self, seconds: float) -> None:
         """A graph was compiled, which took so long. A worker has no use for it: it times its calls."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import os
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from flexwarm import canonical
 from flexwarm.target import NOTHING
@@ -20,6 +23,7 @@ def _driver() -> ctypes.CDLL | None:
         driver = ctypes.CDLL(_DRIVER, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
         driver.nullgpu_profile.restype = ctypes.c_char_p
         driver.nullgpu_reads.restype = driver.nullgpu_timings.restype = ctypes.c_ulonglong
+        driver.nullgpu_on_read.restype = None
     except (OSError, AttributeError):
         return None
     return driver
@@ -47,6 +51,15 @@ def identity() -> str:
     return f"{os.environ.get('NULLGPU_COUNT', '?')} x {name} {canonical.digest(text)}"
 
 
+def without(environ: Mapping[str, str]) -> dict[str, str]:
+    """A process's variables as a launch on a real GPU would have them, as far as they can be in a key."""
+    preloaded = environ.get("LD_PRELOAD", "").split(":")
+    found = next((os.path.dirname(path) for path in preloaded if os.path.basename(path) == _DRIVER), None)
+    paths = [path for path in environ.get("LIBRARY_PATH", "").split(":") if path != found]
+    others = {name: value for name, value in environ.items() if name != "LIBRARY_PATH"}
+    return {**others, "LIBRARY_PATH": ":".join(paths)} if any(paths) else others
+
+
 def timings() -> int:
     """How often the calling thread has asked a GPU that is not there how long something took."""
     driver = _driver()
@@ -57,3 +70,18 @@ def reads() -> int:
     """How often the calling thread has copied something from a GPU that is not there; 0 where there is none such."""
     driver = _driver()
     return int(driver.nullgpu_reads()) if driver is not None else 0
+
+
+#: What the driver calls, for as long as it may: Python must not let go of it.
+_called: list[Any] = []
+
+
+def on_read(function: Callable[[], None]) -> None:
+    """Call ``function`` in each thread that copies something from a GPU that is not there, until Python ends."""
+    driver = _driver()
+    if driver is None:
+        return
+    _called.append(ctypes.CFUNCTYPE(None)(function))
+    driver.nullgpu_on_read(_called[-1])
+    # A thread that outlives Python must not come back to it.
+    atexit.register(driver.nullgpu_on_read, None)

@@ -15,6 +15,7 @@ from types import FrameType
 KEPT = 12
 
 _OBSERVER = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _TORCH = f"{os.sep}torch{os.sep}"
 
 
@@ -28,6 +29,20 @@ def lines(frame: FrameType | None, *, limit: int = KEPT) -> tuple[str, ...]:
     shown = [f"{name}:{number} in {function}" for name, number, function in walked[1:] if _TORCH not in name]
     innermost = [f"{name}:{number} in {function}" for name, number, function in walked[:1]]
     return tuple(reversed([*innermost, *shown][:limit]))
+
+
+def place_of(frame: FrameType | None) -> str:
+    """``file:line in function`` of the innermost of a frame and its callers that is the user's; empty if none is.
+
+    Frames of torch, of flexwarm and of what Inductor has generated are not.
+    """
+    generated = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    for f, number in _walk(frame):
+        name = f.f_code.co_filename
+        ours = name.startswith((_PACKAGE, "<")) or _TORCH in name or (generated and name.startswith(generated))
+        if not ours:
+            return f"{name}:{number} in {f.f_code.co_name}"
+    return ""
 
 
 def every_line(frame: FrameType | None, *, limit: int = 60) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from datetime import datetime, timezone
 
 from flexwarm import __version__, entries, environment, inventory, launch, locks, manifest
@@ -75,9 +75,9 @@ def build(options: RunOptions, environ: Mapping[str, str], watcher: Watcher, *, 
     ):
         known = publish.open_bucket(prepared, rebuild, watcher.notify)
         publish.refuse_mixed(bucket, known, prepared.target)
+        run_id = launch.new_run_id()
+        publish.begin(bucket, run_id, joinable=False, target=prepared.target)
         with publish.swept_unless_published(bucket, known, prepared.target):
-            run_id = launch.new_run_id()
-            publish.mark_building(bucket, run_id)
             before = inventory.snapshot(bucket)
             record = run_workers(
                 prepared,
@@ -89,7 +89,10 @@ def build(options: RunOptions, environ: Mapping[str, str], watcher: Watcher, *, 
                 run_id=run_id,
             )
             written = bool(inventory.changed(before, inventory.snapshot(bucket)))
-            verdict = judge_build(record, entries.stored_keys(bucket), worker_components(prepared, conduct), written)
+            stored = entries.stored_keys(bucket)
+            verdict = judge_build(record, stored, worker_components(prepared, conduct), written)
+            if reasons := publish.processor_reasons(prepared, record):
+                verdict = conclude(verdict.jobs, [*reasons, *verdict.reasons], best=verdict.kind)
             if verdict.exit_code is not ExitCode.OK and (full := publish.no_space(bucket)):
                 verdict = conclude(verdict.jobs, [full, *verdict.reasons], best=verdict.kind)
             current = known
@@ -97,8 +100,8 @@ def build(options: RunOptions, environ: Mapping[str, str], watcher: Watcher, *, 
                 publish.require_marker(bucket, run_id)
                 if prepared.target is not None:
                     publish.drop_times(bucket)
-                current = _publish(prepared, record, known, environ, written)
-                bucket.building.unlink()  # after any other end it stays, and the next build sweeps what this one left
+                current = _publish(prepared, record, known, environ, written, stored)
+                bucket.building.unlink()  # after any other end it stays, or what this build left is swept with it
         publish.keep_ledger(bucket, verdict.kind, verdict.exit_code, watcher.notify)
     return _result(prepared, verdict, record, current, current is not known, time.perf_counter() - started, conduct.remedy)
 
@@ -108,14 +111,21 @@ def _is_whole(verdict: Verdict) -> bool:
     return all(job.record is not None and job.record.ran_to_end for job in verdict.jobs) and publish.is_whole(reasons)
 
 
-def _publish(prepared: Prepared, record: Record, known: Manifest | None, environ: Mapping[str, str], written: bool) -> Manifest:
+def _publish(
+    prepared: Prepared,
+    record: Record,
+    known: Manifest | None,
+    environ: Mapping[str, str],
+    written: bool,
+    stored: Set[tuple[str, str]],
+) -> Manifest:
     """Write the manifest, unless the bucket's says all this already: a warm build changes nothing."""
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
     jobs = dict(known.jobs) if known else {}
     for job_record in record.jobs.values():
         if job_record.job.leader is None:
-            entry = _job_entry(prepared, job_record, record, jobs.get(job_record.job.share), environ, now)
-            jobs[entry.share] = entry
+            entry = _job_entry(prepared, job_record, record, jobs.get(job_record.job.share), environ, now, stored)
+            jobs[entry.share] = publish.keep_origin(jobs.get(entry.share), entry)
     configs = dict(known.configs) if known else {}
     configs.update(record.settings_of(job) for job in prepared.plan.jobs)
     if known is not None and not written and jobs == dict(known.jobs):
@@ -139,6 +149,7 @@ def _job_entry(
     known: JobEntry | None,
     environ: Mapping[str, str],
     now: str,
+    stored: Set[tuple[str, str]],
 ) -> JobEntry:
     job = job_record.job
     worker = next(worker for worker in prepared.plan.workers if worker.rank == job.rank)
@@ -146,7 +157,8 @@ def _job_entry(
     lanes = [lane for lane in record.round_of(job) if lane.job.share == job.share]
     compiled = any(lane.compiled for lane in lanes)
     asked = frozenset().union(*(lane.keys for lane in lanes))
-    keys = tuple(KeyEntry(layer=layer, key=key) for layer, key in sorted(asked))
+    # What is not stored was left to the GPU: see `is_whole`.
+    keys = tuple(KeyEntry(layer=layer, key=key) for layer, key in sorted(asked & stored))
     env = environment.key_variables({**environ, **worker.env})
     hit_throughout = known is not None and not compiled and known.keys == keys
     return JobEntry(
@@ -194,5 +206,6 @@ def _result(
         bucket_bytes=sum(entry.size_bytes for entry in current.files) if current else None,
         bucket_files=len(current.files) if current else None,
         target=prepared.target.title if prepared.target is not None else None,
+        built_for=publish.origins(current),
         remedy=remedy,
     )

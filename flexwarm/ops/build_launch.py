@@ -111,12 +111,12 @@ class _Build:
             known = publish.open_bucket(prepared.machine, rebuild, notify)
             publish.refuse_mixed(bucket, known, self._options.target)
             joining.forget(bucket)
-            publish.mark_building(bucket, self._id, joinable=self._options.target is None)
+            publish.begin(bucket, self._id, joinable=self._options.target is None, target=self._options.target)
             with publish.swept_unless_published(bucket, known, self._options.target):
                 before = inventory.snapshot(bucket)
                 record, verdict = _run(prepared, self._options, self._environ, self._watcher, known)
                 # Whoever came now would wait for ranks that have ended.
-                publish.mark_building(bucket, self._id)
+                publish.mark_building(bucket, self._id, target=self._options.target)
                 with self._lock(bucket.join_lock, bucket.join_holder):
                     parts, failures = joining.collect(bucket, self._id)
                     written = bool(inventory.changed(before, inventory.snapshot(bucket)))
@@ -129,7 +129,7 @@ class _Build:
                         if self._options.target is not None:
                             publish.drop_times(bucket)
                         current = _publish(prepared, [_part(prepared, record, verdict), *parts], known, written)
-                        bucket.building.unlink()  # after any other end it stays, and the next build sweeps what this one left
+                        bucket.building.unlink()  # after any other end it stays, or what this build left is swept with it
             publish.keep_ledger(bucket, verdict.kind, verdict.exit_code, notify)
         return result_of(prepared, self._options, verdict, record, current, self._began, published=current is not known)
 
@@ -173,10 +173,11 @@ def _part(prepared: PreparedLaunch, record: LaunchRecord, verdict: LaunchVerdict
     if bad:
         return joining.Part(failed=bad[0].message)
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    stored = entries.stored_keys(prepared.machine.bucket)
     merged: dict[str, JobEntry] = {}
     for program in record.judged:
         if program.keys:
-            entry = _entry(prepared, program, now)
+            entry = _entry(prepared, program, now, stored)
             merged[entry.share] = _merged(merged.get(entry.share), entry)
     settings = [program.settings for program in record.judged if program.settings is not None]
     return joining.Part(entries=tuple(merged.values()), configs={x.config_digest: x.config for x in settings})
@@ -190,6 +191,7 @@ def _publish(prepared: PreparedLaunch, parts: Sequence[joining.Part], known: Man
         configs.update(part.configs)
         for entry in part.entries:
             old = jobs.get(entry.share)
+            entry = publish.keep_origin(old, entry)
             same = old is not None and old.keys == entry.keys and old.detail == entry.detail and not written
             jobs[entry.share] = old if same and old is not None else entry
     jobs = retired(jobs, prepared.digest, {entry.detail["program"] for part in parts for entry in part.entries})
@@ -221,7 +223,7 @@ def retired(jobs: Mapping[str, JobEntry], line: str, recorded: Set[str]) -> dict
     return kept
 
 
-def _entry(prepared: PreparedLaunch, program: ProgramRecord, now: str) -> JobEntry:
+def _entry(prepared: PreparedLaunch, program: ProgramRecord, now: str, stored: Set[tuple[str, str]]) -> JobEntry:
     subject = canonical.digest({"line": prepared.digest, "program": program.identity})
     env = dict(program.program.environ)
     calls = {signature: call.called for signature, call in program.signatures.items()}
@@ -239,7 +241,8 @@ def _entry(prepared: PreparedLaunch, program: ProgramRecord, now: str) -> JobEnt
             **publish.untuned(program.untuned),
             **publish.built_for(prepared.machine.target),
         },
-        keys=tuple(KeyEntry(layer=layer, key=key) for layer, key in sorted(program.keys)),
+        # What is not stored was left to the GPU: see `publish.is_whole`.
+        keys=tuple(KeyEntry(layer=layer, key=key) for layer, key in sorted(program.keys & stored)),
         env=env,
         config_digest=program.settings.config_digest if program.settings else "",
         cold_seconds=round(program.seconds, 3) if program.compiled else None,
@@ -255,8 +258,9 @@ def _merged(known: JobEntry | None, entry: JobEntry) -> JobEntry:
     calls = {**known.detail["calls"], **entry.detail["calls"]}
     devices = sorted({*known.detail["devices"], *entry.detail["devices"]})
     detail = {**entry.detail, "calls": calls, "devices": devices}
-    if untuned := sorted({*known.detail.get("untuned", ()), *entry.detail.get("untuned", ())}):
-        detail["untuned"] = untuned
+    for name in publish.LEFT_OPEN:
+        if kernels := sorted({*known.detail.get(name, ()), *entry.detail.get(name, ())}):
+            detail[name] = kernels
     return JobEntry(
         share=entry.share,
         workload=entry.workload,

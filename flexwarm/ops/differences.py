@@ -11,6 +11,7 @@ from flexwarm.files import file_digest
 from flexwarm.fingerprint import Fingerprint, differences
 from flexwarm.manifest import JobEntry, Manifest
 from flexwarm.modules import Source
+from flexwarm.ops import publish
 from flexwarm.ops.fingerprint import read as read_fingerprint
 from flexwarm.ops.prepare import DRILL, GUARD, Machine, Prepared
 from flexwarm.plan import Job
@@ -24,7 +25,8 @@ def differences_since_build(
 ) -> list[Reason]:
     """What is not as it was when the job was built, of what can make a key miss."""
     worker = next(worker for worker in prepared.plan.workers if worker.rank == job.rank)
-    reasons = variables_since_build(entry, environment.key_variables({**environ, **worker.env}))
+    reasons = publish.left_out(entry)
+    reasons += variables_since_build(entry, environment.key_variables({**environ, **worker.env}))
     old_sources = entry.detail.get("sources", {})
     for module, source in prepared.sources_of(job).items():
         if old_sources.get(module) != source.sha256:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from flexwarm import __version__, commandline, launch, nodes, toolchain
 from flexwarm.command import Conditions, run_command
@@ -99,6 +99,7 @@ class LaunchResult:
 
     Attributes:
         record: None if nothing was started.
+        built_for: as :attr:`flexwarm.ops.run.RunResult.built_for`.
         command_exit_code: the command's own, 128 and the signal's number if one ended it; None if it was not started, or we
             ended it.
         expected_ranks: how many ranks had to report, if that was known before.
@@ -117,6 +118,7 @@ class LaunchResult:
     bucket_bytes: int | None = None
     bucket_files: int | None = None
     target: str | None = None
+    built_for: Sequence[Mapping[str, Any]] = ()
 
 
 def prepare_launch(options: LaunchOptions, environ: Mapping[str, str], *, create: bool) -> PreparedLaunch:
@@ -281,6 +283,7 @@ def expectation(prepared: PreparedLaunch, options: LaunchOptions, known: Manifes
         recorded={name: frozenset((key.layer, key.key) for key in entry.keys) for name, entry in newest.items()},
         disk=disk,
         blind=line.blind,
+        other_processor=str(prepared.machine.bucket.path) if prepared.machine.has_other_processor else "",
     )
 
 
@@ -328,7 +331,8 @@ def _nearest(entries: Sequence[JobEntry], program: ProgramRecord) -> JobEntry | 
 
 
 def _differences(known: Manifest, entry: JobEntry, program: ProgramRecord) -> list[Reason]:
-    reasons = variables_since_build(entry, program.program.environ)
+    reasons = publish.left_out(entry)
+    reasons += variables_since_build(entry, program.program.environ)
     settings = program.settings
     if settings is not None and settings.config_digest != entry.config_digest:
         reasons.append(
@@ -394,4 +398,5 @@ def result_of(
         bucket_bytes=sum(entry.size_bytes for entry in known.files) if known else None,
         bucket_files=len(known.files) if known else None,
         target=options.target.title if options.target is not None else None,
+        built_for=publish.origins(known),
     )

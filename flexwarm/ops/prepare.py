@@ -43,6 +43,11 @@ class Machine:
         stands_in = self.target.identity if self.target is not None else NOTHING
         return {**self.fingerprint.select, **here, STANDS_IN: stands_in}
 
+    @property
+    def has_other_processor(self) -> bool:
+        """The target's machine has another processor than this one, for which C++ is compiled here."""
+        return self.target is not None and any(name.startswith(f"{BUILT_ON}cpu.") for name in self.fingerprint.explain)
+
     def child_variables(self, environ: Mapping[str, str]) -> dict[str, str]:
         """What a child is given beside the bucket's own variables: a target's GPUs.
 
@@ -91,7 +96,7 @@ def prepare(
         toolchain.require_cxx({**environ, **SELF_CONTAINED}, building=building, headers=toolchain.python_headers())
     uses_cpu = any(role.uses_cpu for role in found.roles)
     machine = find_machine(environ, root=root, trust_shared=trust_shared, create=create, uses_cpu=uses_cpu, target=target)
-    if target is not None and uses_cpu and any(name.startswith(f"{BUILT_ON}cpu.") for name in machine.fingerprint.explain):
+    if uses_cpu and machine.has_other_processor:
         raise UnsupportedError(
             "a role on the CPU would be compiled for this processor, and the target's machine has another",
             "build roles on the CPU on that machine",

@@ -11,6 +11,7 @@ from pathlib import Path
 from flexwarm import commandline, files, leases, ledger, modules
 from flexwarm.errors import ExitCode, StoreError, UsageError
 from flexwarm.observation import OnMiss
+from flexwarm.ops.before_launch import admit
 from flexwarm.ops.function_names import name_function, script_modules
 from flexwarm.ops.launch_line import LaunchOptions, LaunchWatcher, command_exit_code, observe, prepare_real_launch
 from flexwarm.programs import LaunchRecord
@@ -69,6 +70,7 @@ def record_launch(
         wait_seconds=options.lock_wait_seconds,
         notify=watcher.notify,
     ):
+        admit(bucket, command="record", wait_seconds=options.lock_wait_seconds, notify=watcher.notify)
         record = observe(prepared, options, environ, watcher, on_miss=OnMiss.ALLOW, patient=True)
         try:
             ledger.append(bucket, {"command": "record", "exit_code": command_exit_code(record)})

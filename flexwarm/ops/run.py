@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from flexwarm import launch, locks
 from flexwarm.errors import StoreError, UnsupportedError
@@ -88,6 +89,7 @@ class RunResult:
         remedy: as :attr:`flexwarm.request.Conduct.remedy`.
         drill: what became of the drill; None for a build.
         target: GPUs that were not there, as :attr:`flexwarm.target.Target.title`; None where all were.
+        built_for: of the bucket's jobs that were built without their GPU: which, where, by whom and from what.
     """
 
     verdict: Verdict
@@ -104,6 +106,7 @@ class RunResult:
     remedy: str = Guard.REPORT.value
     drill: DrillResult | None = None
     target: str | None = None
+    built_for: Sequence[Mapping[str, Any]] = ()
 
 
 def run_workers(

@@ -10,6 +10,7 @@ from flexwarm.errors import CorruptError, StoreError
 from flexwarm.launch_verdict import judge_verified_launch
 from flexwarm.manifest import Manifest
 from flexwarm.observation import OnMiss
+from flexwarm.ops.before_launch import admit
 from flexwarm.ops.launch_line import (
     LaunchOptions,
     LaunchResult,
@@ -45,6 +46,8 @@ def run_launch(options: LaunchOptions, environ: Mapping[str, str], watcher: Laun
         wait_seconds=options.lock_wait_seconds,
         notify=watcher.notify,
     ):
+        if foreign is None:
+            admit(bucket, command="run", wait_seconds=options.lock_wait_seconds, notify=watcher.notify)
         known = _manifest(prepared, watcher)
         record = observe(prepared, options, environ, watcher, on_miss=on_miss, known=known, patient=True)
         expected = expectation(prepared, options, known, disk=())

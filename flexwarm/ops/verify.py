@@ -10,7 +10,7 @@ from flexwarm import environment, inventory, launch, ledger, locks, manifest, pr
 from flexwarm.errors import CorruptError, ExitCode, StoreError
 from flexwarm.inventory import Fault, FaultKind
 from flexwarm.manifest import JobEntry, Manifest
-from flexwarm.ops import publish
+from flexwarm.ops import before_launch, publish
 from flexwarm.ops.differences import changes_since_proof, differences_since_build, no_bucket
 from flexwarm.ops.drill import DrillResult, DrillState, drill_plan, run_drill, wanted_state
 from flexwarm.ops.prepare import DRILL, Prepared, context, foreign_cache, prepare, worker_components
@@ -57,6 +57,7 @@ def verify(options: RunOptions, environ: Mapping[str, str], watcher: Watcher, *,
         bucket_bytes=sum(entry.size_bytes for entry in known.files) if known else None,
         bucket_files=len(known.files) if known else None,
         target=prepared.target.title if prepared.target is not None else None,
+        built_for=publish.origins(known),
         remedy=options.conduct(Purpose.VERIFY).remedy,
         drill=drill,
     )
@@ -85,8 +86,11 @@ def _decide(
         except CorruptError as error:
             return _none_run(plan, [corrupt(error.message)], Outcome.NOT_RUN), None, None, not_run
         if known is None:
-            return _none_run(plan, [_unfinished(prepared)], Outcome.NOT_RUN), None, None, not_run
-        shapes = publish.other_shapes(known.jobs.values()) if prepared.target is None and not fast else []
+            reason = before_launch.no_build_finished(bucket, "flexwarm build")
+            return _none_run(plan, [reason], Outcome.NOT_RUN), None, None, not_run
+        if left := before_launch.unfinished_reasons(bucket, known):
+            return _none_run(plan, left, Outcome.NOT_RUN), None, known, not_run
+        shapes = publish.other_shapes(known.jobs.values(), prepared.target) if prepared.target is not None or not fast else []
         if shapes:
             return _none_run(plan, shapes, Outcome.NOT_RUN), None, known, not_run
         matches = {job.id: _match(job, known) for job in plan.jobs}
@@ -282,14 +286,6 @@ def fault_reason(fault: Fault) -> Reason:
             hint="flexwarm build removes it",
         )
     return corrupt(f"{fault.path} is not what was built: {fault.kind.value}")
-
-
-def _unfinished(prepared: Prepared) -> Reason:
-    return Reason(
-        code=Code.NO_BUCKET,
-        message=f"no build has finished in bucket {prepared.bucket.digest}",
-        hint="flexwarm build",
-    )
 
 
 def _cold_seconds(known: Manifest | None, job: Job) -> float | None:

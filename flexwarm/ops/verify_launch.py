@@ -12,7 +12,7 @@ from flexwarm.errors import CorruptError, ExitCode, Interrupted, StoreError
 from flexwarm.launch_verdict import LaunchVerdict, judge_verified_launch
 from flexwarm.manifest import Manifest
 from flexwarm.observation import OnMiss
-from flexwarm.ops import publish
+from flexwarm.ops import before_launch, publish
 from flexwarm.ops.differences import no_bucket
 from flexwarm.ops.launch_line import (
     LaunchOptions,
@@ -29,7 +29,7 @@ from flexwarm.ops.launch_line import (
 )
 from flexwarm.ops.verify import corrupt, disabled_caches, fault_reason
 from flexwarm.programs import LaunchRecord
-from flexwarm.reasons import Code, Kind, Reason, weigh
+from flexwarm.reasons import Kind, Reason, weigh
 
 #: The next step where nothing was built.
 _BUILD: Final = "flexwarm build -- with this launch line"
@@ -70,17 +70,15 @@ def _decide(
         except CorruptError as error:
             return _not_started([corrupt(error.message)]), None, None
         if known is None:
-            reason = Reason(
-                code=Code.NO_BUCKET,
-                message=f"no build has finished in bucket {bucket.digest}",
-                hint=_BUILD,
-            )
+            reason = before_launch.no_build_finished(bucket, _BUILD)
             return _nothing_built(prepared, options, environ, watcher, reason)
+        if left := before_launch.unfinished_reasons(bucket, known):
+            return _not_started(left), None, known
         before = inventory.snapshot(bucket)
         faults = inventory.check(bucket, known, deep=True)
         if faults:
             return _not_started([fault_reason(fault) for fault in faults]), None, known
-        shapes = publish.other_shapes(known.jobs.values()) if options.target is None else []
+        shapes = publish.other_shapes(known.jobs.values(), options.target)
         if shapes:
             return _not_started(shapes), None, known
         record = observe(prepared, options, environ, watcher, on_miss=OnMiss.FAIL, known=known)

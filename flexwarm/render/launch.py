@@ -14,7 +14,7 @@ from flexwarm.launch_verdict import ProgramVerdict
 from flexwarm.ops.launch_line import LaunchResult
 from flexwarm.programs import GraphRecord, LaunchRecord, ProgramRecord, SeenCompiler
 from flexwarm.reasons import Code, Reason, is_hazard
-from flexwarm.render.run import VERDICT_STYLES, outcome_style
+from flexwarm.render.run import VERDICT_STYLES, origin_notes, outcome_style, tuned_json
 from flexwarm.render.text import duration, size
 from flexwarm.request import Guard
 
@@ -52,6 +52,7 @@ def launch_json(result: LaunchResult, exit_code: int) -> dict[str, Any]:
         "jobs": [_job_json(program) for program in result.verdict.programs],
         "guard": result.remedy,
         "target": result.target,
+        "built_for": list(result.built_for),
         "hazards": list(_hazards_json(result)),
         "compiles": _compiles(result),
         "hits": _hits(result),
@@ -113,6 +114,8 @@ def _job_json(verdict: ProgramVerdict) -> dict[str, Any]:
         "reasons": [plain(reason) for reason in verdict.reasons],
         "compile_seconds": round(record.seconds, 3),
         "untuned": sorted({event.kernel for event in record.untuned}),
+        "tuned": tuned_json(record.tuned),
+        "reads": list(dict.fromkeys(read.place for read in record.reads)),
         "calls": [_call_json(graph) for graph in record.graphs],
     }
 
@@ -200,7 +203,7 @@ def print_launch(result: LaunchResult, *, verbosity: int, to_stderr: bool = Fals
             line(Text.assemble((f"{owner}: " if owner else ""), (reason.code.value, "yellow"), f": {reason.message}"))
         if len(reasons) > len(shown):
             line(f"{owner}: and {len(reasons) - len(shown)} more reasons (-v shows them)")
-    for note in result.verdict.notes if verbosity >= 0 else ():
+    for note in (*result.verdict.notes, *origin_notes(result)) if verbosity >= 0 else ():
         line(Text.assemble(("note", "cyan"), f": {note}"))
     kind = result.verdict.kind
     line(Text.assemble("verdict: ", (kind.value, VERDICT_STYLES[kind]), _summary(result)))

@@ -6,16 +6,17 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from flexwarm.canonical import plain
-from flexwarm.events import Answer, Dense, Hazard, JobFailed
+from flexwarm.events import Answer, Dense, Hazard, JobFailed, Tuned
 from flexwarm.evidence import IN_DRILL
 from flexwarm.ops.drill import DrillState
+from flexwarm.ops.launch_line import LaunchResult
 from flexwarm.ops.run import RunResult
 from flexwarm.plan import Lane, Plan
 from flexwarm.reasons import Code, Kind, Reason, is_hazard
 from flexwarm.record import Record
 from flexwarm.render.text import duration, size
 from flexwarm.request import Guard
-from flexwarm.verdict import JobVerdict, Outcome
+from flexwarm.verdict import JobVerdict, Outcome, notes
 from flexwarm.workload import Workload
 
 
@@ -32,9 +33,11 @@ def run_json(result: RunResult) -> dict[str, Any]:
         "fast": result.fast,
         "seconds": round(result.seconds, 3),
         "reasons": [plain(reason) for reason in result.verdict.reasons],
+        "notes": notes(result.record) if result.record is not None else [],
         "jobs": [_job_json(result, job) for job in result.verdict.jobs],
         "guard": result.remedy,
         "target": result.target,
+        "built_for": list(result.built_for),
         "drill": _drill_json(result),
         "hazards": list(_hazards_json(result)),
         "workers": _workers_json(result),
@@ -65,6 +68,8 @@ def _job_json(result: RunResult, verdict: JobVerdict) -> dict[str, Any]:
         ]
         data["compiles"] = [{"what": event.what, "detail": event.detail} for event in record.compiled]
         data["untuned"] = sorted({event.kernel for event in record.untuned})
+        data["tuned"] = tuned_json(record.tuned)
+        data["reads"] = list(dict.fromkeys(read.place for read in record.reads))
         data["shapes"] = [
             {
                 "shape": str(job.workload.shapes[done.shape]),
@@ -83,6 +88,14 @@ def _job_json(result: RunResult, verdict: JobVerdict) -> dict[str, Any]:
         if isinstance(end, JobFailed):
             data["traceback"] = end.traceback
     return data
+
+
+def tuned_json(tuned: Iterable[Tuned]) -> dict[str, float]:
+    """Kernel -> seconds that its variants were timed."""
+    seconds: dict[str, float] = {}
+    for event in tuned:
+        seconds[event.kernel] = round(seconds.get(event.kernel, 0.0) + event.seconds, 6)
+    return dict(sorted(seconds.items()))
 
 
 def _drill_json(result: RunResult) -> dict[str, Any] | None:
@@ -218,7 +231,7 @@ VERDICT_STYLES = {
     Kind.BROKEN: "bold red",
     Kind.UNKNOWN: "bold yellow",
 }
-_OUTCOME_STYLES = {Outcome.HIT: "green", Outcome.COMPILED: "cyan"}
+_OUTCOME_STYLES = {Outcome.HIT: "green", Outcome.COMPILED: "cyan", Outcome.UNTUNED: "cyan"}
 #: A narrower terminal has no room for the counts.
 _TIMES_COLUMNS = 56
 #: A job's reasons beyond these are counted; -v shows all.
@@ -245,10 +258,24 @@ def print_run(result: RunResult, *, verbosity: int) -> None:
                 console.print(f"    {place}", soft_wrap=not console.is_terminal, highlight=False, markup=False)
         if len(reasons) > len(shown):
             console.print(f"{owner}: and {len(reasons) - len(shown)} more reasons (-v shows them)", markup=False)
+    told = [*(notes(result.record) if result.record is not None else ()), *origin_notes(result)]
+    for note in told if verbosity >= 0 else ():
+        console.print(Text.assemble(("note", "cyan"), f": {note}"), soft_wrap=not console.is_terminal)
     kind = result.verdict.kind
     console.print(Text.assemble("verdict: ", (kind.value, VERDICT_STYLES[kind]), _summary(result)))
     for hint in _hints(result) if verbosity >= 0 else ():
         console.print(f"  next: {hint}", soft_wrap=not console.is_terminal, highlight=False, markup=False)
+
+
+def origin_notes(result: RunResult | LaunchResult) -> list[str]:
+    """Where a bucket was built without the GPU: who launches on it may want to know whom to ask."""
+    if result.target is not None:
+        return []
+    told = [
+        f"built for {origin['gpu']} without it" + (f", on {origin['host']} by {origin['user']}" if origin["host"] else "")
+        for origin in result.built_for
+    ]
+    return list(dict.fromkeys(told))
 
 
 def _stack_lines(result: RunResult, reason: Reason, verbosity: int) -> tuple[str, ...]:
@@ -285,7 +312,7 @@ def _hints(result: RunResult) -> list[str]:
 
 def _summary(result: RunResult) -> str:
     jobs = len(result.verdict.jobs)
-    good = sum(job.outcome in (Outcome.HIT, Outcome.COMPILED) and not job.reasons for job in result.verdict.jobs)
+    good = sum(job.outcome in _OUTCOME_STYLES and not job.reasons for job in result.verdict.jobs)
     held = ""
     if result.bucket_bytes is not None:
         held = f", bucket {result.bucket[:8]} holds {size(result.bucket_bytes)} in {result.bucket_files} files"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import sysconfig
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
@@ -41,6 +42,7 @@ __all__ = [
     "fingerprint",
     "gpu_class",
     "gpus",
+    "machine",
     "python_headers",
     "require_cxx",
     "require_supported",
@@ -88,6 +90,7 @@ _OWN: Final = ("cpu.", "platform.libc")
 
 def _other_host(target: Target, here: Mapping[str, str]) -> dict[str, str]:
     """What the target's machine has otherwise, and may."""
+    _refuse_other_platform(target, here)
     found = {}
     for name, value in target.profile.host.items():
         if here.get(name) == value:
@@ -100,6 +103,42 @@ def _other_host(target: Target, here: Mapping[str, str]) -> dict[str, str]:
                 "build with the same torch, Triton and Python as the GPU machine has: their content is in every key",
             )
     return found
+
+
+def _refuse_other_platform(target: Target, here: Mapping[str, str]) -> None:
+    """Triton compiles small modules for the host, too, and the target's machine must be able to load them.
+
+    Raises:
+        UnsupportedError: it has another architecture, or a C library that is older than the one here or of another kind.
+    """
+    theirs, machine, libc = target.profile.host, "platform.machine", "platform.libc"
+    profile = f"the profile {target.asked}"
+    if theirs.get(machine, here[machine]) != here[machine]:
+        raise UnsupportedError(
+            f"this machine is {here[machine]} and that of {profile} {theirs[machine]}: host code from here does not run there",
+            f"build on a machine that is {theirs[machine]}",
+        )
+    if not _loads_with(here[libc], theirs.get(libc, here[libc])):
+        raise UnsupportedError(
+            f"this machine has {here[libc]} and that of {profile} {theirs[libc]}: host code from here may not load there",
+            f"build in a container that has {theirs[libc]}, such as one of that machine's own system",
+        )
+
+
+def _loads_with(linked: str, there: str) -> bool:
+    """Whether what was linked with one C library loads with another: with the same, and with a newer one of its kind."""
+    if linked == there:
+        return True
+    (kind, _, version), (other, _, newer) = linked.partition(" "), there.partition(" ")
+    numbers = [[int(part) for part in text.split(".")] for text in (version, newer) if re.fullmatch(r"\d+(\.\d+)*", text)]
+    return kind == other and len(numbers) == 2 and numbers[0] <= numbers[1]
+
+
+def machine() -> dict[str, str]:
+    """This machine in words, for people who ask where something was built."""
+    known = _platform()
+    words = (known["platform.system"], known["platform.machine"], known["platform.libc"])
+    return {"platform": " ".join(words), "processor": cpu.model() or "unknown"}
 
 
 def _software(install: TorchInstall, store: Store | None) -> dict[str, str]:

@@ -49,6 +49,16 @@ def flags() -> frozenset[str]:
     return frozenset()
 
 
+def model() -> str:
+    """What the kernel calls this machine's first processor; empty where it does not say, as on most that are not x86."""
+    with CPUINFO.open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return value.strip()
+    return ""
+
+
 def sve_bits() -> int:
     """The length in bits of this machine's SVE vectors, 0 without SVE."""
     return int(SVE_LENGTH.read_text()) * 8 if SVE_LENGTH.exists() else 0

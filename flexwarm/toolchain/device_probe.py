@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
+import subprocess
 import sys
 
 #: CUDA 13's driver answers up to 150; one that it does not know is an error, and left out.
@@ -39,7 +41,20 @@ def main() -> None:
             if cuda.cuDeviceGetAttribute(ctypes.byref(value), number, device) == 0:
                 attributes[str(number)] = value.value
         devices.append({"name": name.value.decode(), "total_memory_bytes": memory.value, "attributes": attributes})
-    json.dump({"driver_version": version.value, "devices": devices}, sys.stdout)
+    json.dump({"driver_version": version.value, "driver_path": ":".join(_driver_directories()), "devices": devices}, sys.stdout)
+
+
+def _driver_directories() -> list[str]:
+    """Where the driver's library lies, as Triton 3.5 to 3.9 find it: by their variable, the loader's list, or the path."""
+    if os.environ.get("TRITON_LIBCUDA_PATH"):
+        return [os.environ["TRITON_LIBCUDA_PATH"]]
+    try:
+        listed = subprocess.run(["/sbin/ldconfig", "-p"], capture_output=True, text=True, errors="replace").stdout
+    except OSError:
+        return []
+    found = [os.path.dirname(line.split()[-1]) for line in listed.splitlines() if "libcuda.so.1" in line]
+    named = os.environ.get("LD_LIBRARY_PATH", "").split(":")
+    return found or [path for path in named if path and os.path.exists(os.path.join(path, "libcuda.so.1"))]
 
 
 if __name__ == "__main__":

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import subprocess
+import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -129,10 +131,17 @@ def environment(target: Target, store: Store, environ: Mapping[str, str]) -> dic
     return {
         "LD_PRELOAD": _first(str(directory / LIBRARY), environ.get("LD_PRELOAD")),
         "LD_LIBRARY_PATH": _first(str(directory), environ.get("LD_LIBRARY_PATH")),
-        "TRITON_LIBCUDA_PATH": str(directory),
+        # Triton keys its host module by where the driver is: there, and not here. The linker finds this one all the same.
+        "TRITON_LIBCUDA_PATH": environ.get("TRITON_LIBCUDA_PATH") or target.profile.driver_path or _usual_driver_path(),
+        "LIBRARY_PATH": _first(str(directory), environ.get("LIBRARY_PATH")),
         PROFILE: str(profile),
         COUNT: str(target.count),
     }
+
+
+def _usual_driver_path() -> str:
+    """Where the packages of Debian and Ubuntu, and NVIDIA's containers, put the driver's library."""
+    return f"/lib/{sysconfig.get_config_var('MULTIARCH') or f'{platform.machine()}-linux-gnu'}"
 
 
 def _first(path: str, others: str | None) -> str:

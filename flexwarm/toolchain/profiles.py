@@ -71,6 +71,11 @@ def read_profile(asked: str) -> DeviceProfile:
     if missing:
         hint = "flexwarm fingerprint --profile -o FILE writes all of them on a machine with the GPU"
         raise UsageError(f"{path}: attributes.{missing[0]} is missing", hint)
+    for name, value in profile.shape.items():
+        if value < 1:
+            raise UsageError(
+                f"{path}: attributes.{name} is {value}, and no GPU has so few", "look at the profile that it is from"
+            )
     return profile
 
 
@@ -100,7 +105,8 @@ def measured_profile(index: int, fingerprint: Fingerprint) -> DeviceProfile:
     Raises:
         UnsupportedError: there is no such GPU, or the driver does not answer.
     """
-    devices = _ask_driver()["devices"]
+    told = _ask_driver()
+    devices = told["devices"]
     if not 0 <= index < len(devices):
         raise UnsupportedError(f"there is no device cuda:{index}: {len(devices)} are there", "")
     device = devices[index]
@@ -111,6 +117,7 @@ def measured_profile(index: int, fingerprint: Fingerprint) -> DeviceProfile:
         measured=True,
         sources={"*": f"cuDeviceGetAttribute of driver {fingerprint.explain.get('gpu.driver', '?')}"},
         host=host_components(fingerprint.select),
+        driver_path=told["driver_path"],
     )
 
 

@@ -39,7 +39,7 @@ def run_worker(request: WorkerRequest, recorder: Recorder) -> None:
     os.environ["TORCH_DYNAMO_AUTOMATIC_DYNAMIC_LOCAL_PGO"] = "0"
     import torch
 
-    from flexwarm.observer import caches, compilers, dense, limits, stand_in, watchdog
+    from flexwarm.observer import absent, caches, compilers, dense, limits, stand_in, watchdog
     from flexwarm.observer.guard import GuardWatch
     from flexwarm.observer.torch_api import resolve
     from flexwarm.observer.torch_api.tracing import enter_fake_mode, resolve_tracing
@@ -66,10 +66,10 @@ def run_worker(request: WorkerRequest, recorder: Recorder) -> None:
     dense.watch(api, recorder)
     if any(job.device != "cpu" for job in request.jobs):
         compilers.watch_triton(recorder)
-        compilers.watch_autotune(api, recorder)
-        compilers.watch_kernel_autotune(api, recorder)
-        compilers.watch_selection(api, recorder)
-        compilers.watch_compiles(api, recorder)
+        if stand_in.present():
+            absent.watch(api, recorder)
+        else:
+            compilers.watch_tuning(api, recorder)
     config = lanes.read_settings(api)
     settled = canonical.digest(config)
     recorder.emit(

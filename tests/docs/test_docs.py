@@ -44,7 +44,7 @@ from flexwarm.launch import Limits
 from flexwarm.launch_verdict import judge_verified_launch
 from flexwarm.nodes import NodeFacts
 from flexwarm.observation import VARIABLE, OnMiss
-from flexwarm.ops import clean
+from flexwarm.ops import clean, publish
 from flexwarm.ops.drill import DrillResult, DrillState, drill_plan
 from flexwarm.ops.launch_line import PYTHONPATH, LaunchResult
 from flexwarm.ops.record import RecordResult
@@ -61,6 +61,7 @@ from flexwarm.render.run import plan_json, run_json
 from flexwarm.request import Guard
 from flexwarm.step import StepContext
 from flexwarm.store import Bucket
+from flexwarm.target import DeviceProfile, Target
 from flexwarm.topology import MAX_STAGGER_SECONDS, LaneContext, ProcessGroup
 from flexwarm.verdict import Outcome, judge_verify, with_drill
 from flexwarm.workload import RECOMPILE_LIMIT, STEP_CALLS, CallSite, Dtype, Layout
@@ -427,6 +428,10 @@ def test_every_module_of_the_package_stands_on_a_floor_of_the_design_page() -> N
 # --- JSON -------------------------------------------------------------------------------------------------------------------
 
 
+PROFILE = DeviceProfile(name="GPU", total_memory_bytes=1, attributes={}, measured=True)
+BUILT_FOR = ({"gpu": "GPU", **publish.built_for(Target(asked="gpu", profile=PROFILE, count=1))[publish.BUILT_ON]},)
+
+
 def _plan(example: str) -> Plan:
     text = (ROOT / "examples" / example).read_text(encoding="utf-8")
     return make_plan(spec.parse(text, example), environ={}, bucket_path="/b", cores=2)
@@ -482,6 +487,7 @@ def test_every_field_of_a_runs_json_is_on_the_json_page() -> None:
         cold_seconds={},
         seconds=1.0,
         drill=DrillResult(state=DrillState.RAN, record=drill),
+        built_for=BUILT_FOR,
     )
     fields = set(_fields(run_json(result)))
     assert {"traceback", "stack", "import_seconds", "repeat_seconds", "answer", "detail", "owner_lane", "holds"} <= fields
@@ -552,6 +558,7 @@ def _launch_result() -> LaunchResult:
         remedy="report",
         expected_ranks=2,
         command_exit_code=None,
+        built_for=BUILT_FOR,
     )
 
 

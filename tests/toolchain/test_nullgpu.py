@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -89,6 +90,18 @@ def test_what_others_preload_stays(store: Store) -> None:
     found = nullgpu.environment(TARGET, store, {**os.environ, "LD_PRELOAD": "/own.so", "LD_LIBRARY_PATH": "/own"})
     assert found["LD_PRELOAD"].endswith(f"{nullgpu.LIBRARY}:/own.so")
     assert found["LD_LIBRARY_PATH"].endswith(":/own")
+
+
+def test_the_driver_is_said_to_lie_where_the_targets_machine_has_it_and_is_linked_from_here(store: Store) -> None:
+    bare = {name: value for name, value in os.environ.items() if name not in ("TRITON_LIBCUDA_PATH", "LIBRARY_PATH")}
+    found = nullgpu.environment(TARGET, store, {**bare, "LIBRARY_PATH": "/own"})
+    assert found["TRITON_LIBCUDA_PATH"].startswith("/lib/")
+    assert found["LIBRARY_PATH"] == f"{Path(found['LD_PRELOAD'].split(':')[0]).parent}:/own"
+    profile = dataclasses.replace(TARGET.profile, driver_path="/usr/local/nvidia/lib64:/lib")
+    there = dataclasses.replace(TARGET, profile=profile)
+    assert nullgpu.environment(there, store, bare)["TRITON_LIBCUDA_PATH"] == "/usr/local/nvidia/lib64:/lib"
+    # What the user says of both machines is so.
+    assert nullgpu.environment(there, store, {**bare, "TRITON_LIBCUDA_PATH": "/d"})["TRITON_LIBCUDA_PATH"] == "/d"
 
 
 def test_devices_have_the_name_memory_and_attributes_of_the_profile(store: Store) -> None:

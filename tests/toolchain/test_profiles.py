@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import re
 from pathlib import Path
 
@@ -51,6 +52,7 @@ def test_a_target_may_be_a_file(tmp_path: Path) -> None:
         ("./none.json", "cannot be read: No such file"),
         ("./broken.json", "is not JSON"),
         ("./strange.json", "attributes.warp_speed is no attribute that a driver has"),
+        ("./none-of-it.json", "attributes.multiprocessor_count is 0, and no GPU has so few"),
     ],
 )
 def test_what_is_no_profile_is_refused(text: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,6 +60,7 @@ def test_what_is_no_profile_is_refused(text: str, words: str, tmp_path: Path, mo
     Path("broken.json").write_text("{")
     data = read_profile("h200").to_json()
     Path("strange.json").write_text(json.dumps({**data, "attributes": {**data["attributes"], "warp_speed": 9}}))
+    Path("none-of-it.json").write_text(json.dumps({**data, "attributes": {**data["attributes"], "multiprocessor_count": 0}}))
     with pytest.raises(UsageError, match=re.escape(words)):
         read_target(text)
 
@@ -99,6 +102,59 @@ def test_another_torch_than_the_gpu_machine_has_is_refused_with_both(monkeypatch
     ) as caught:
         fingerprint_for({"torch.version": "1.0"}, monkeypatch)
     assert caught.value.exit_code is ExitCode.UNSUPPORTED
+
+
+def has(libc: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "libc_ver", lambda: libc)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("here", "there"),
+    [
+        (("glibc", "2.36"), "glibc 2.36"),
+        (("glibc", "2.36"), "glibc 2.39"),
+        (("glibc", "2.9"), "glibc 2.36"),
+        (("glibc", "2.36"), "glibc 2.36.1"),
+        (("", ""), "unknown"),
+    ],
+)
+def test_a_c_library_that_is_as_new_loads_what_is_compiled_here(
+    here: tuple[str, str], there: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has(here, monkeypatch)
+    assert fingerprint_for({"platform.libc": there}, monkeypatch).select["platform.libc"] == there
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("here", "there"),
+    [
+        (("glibc", "2.36"), "glibc 2.35"),
+        (("glibc", "2.36"), "glibc 2.4"),
+        (("glibc", "2.36"), "unknown"),
+        (("", ""), "glibc 2.36"),
+        (("glibc", "2.36"), "musl 2.40"),
+        (("glibc", "2.36"), "glibc new"),
+    ],
+)
+def test_a_c_library_that_is_older_or_another_is_refused_with_both(
+    here: tuple[str, str], there: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    has(here, monkeypatch)
+    with pytest.raises(UnsupportedError) as caught:
+        fingerprint_for({"platform.libc": there}, monkeypatch)
+    assert f"that of the profile own.json {there}: host code from here may not load there" in caught.value.message
+    assert (" ".join(here).strip() or "unknown") in caught.value.message
+    assert caught.value.hint.startswith(f"build in a container that has {there}")
+
+
+@pytest.mark.torch
+def test_another_architecture_is_refused_before_what_follows_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = {"python.abi": "cpython-311-riscv64-linux-gnu", "platform.machine": "riscv64", "platform.libc": "glibc 2.0"}
+    with pytest.raises(UnsupportedError, match=r"and that of the profile own\.json riscv64: host code from here") as caught:
+        fingerprint_for(host, monkeypatch)
+    assert caught.value.hint == "build on a machine that is riscv64"
 
 
 @pytest.mark.torch

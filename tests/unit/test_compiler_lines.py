@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 
-from flexwarm.compiler_lines import classify, is_build_tool, runs_compiler, subject
+from flexwarm.compiler_lines import classify, cxx_source, is_build_tool, runs_compiler, subject
 
 
 @pytest.mark.parametrize(
@@ -97,3 +97,22 @@ def test_build_tools_are_known_by_name(line: str, builds: bool) -> None:
 )
 def test_a_compile_is_named_by_its_sources(line: str, words: str) -> None:
     assert subject(shlex.split(line)) == words
+
+
+@pytest.mark.parametrize(
+    ("line", "source"),
+    [
+        ("g++ /b/inductor/xy/c1.main.cpp -D X -O3 -march=native -o /b/inductor/xy/c1.so", "/b/inductor/xy/c1.main.cpp"),
+        ("sh -c 'x'; clang++ -c /b/a.cc", "/b/a.cc"),
+        ("ccache g++ /b/a.cpp -o 'half of a wo", "/b/a.cpp"),  # lines are cut
+        ("g++ /home/me/own.cpp -o own.so", ""),
+        ("g++ /bb/a.cpp", ""),
+        ("/usr/bin/gcc /v/triton/backends/nvidia/driver.c -O3 -shared -fPIC -o /tmp/t/cuda_utils.so", ""),
+        ("gcc /b/triton/main.c -O3 -shared -o /b/triton/launcher.so", ""),
+        ("g++ -x c++-header /b/header.hpp -o /b/header.hpp.gch", ""),
+        ("g++ -o /b/a.so -L/b/lib.cpp", ""),
+        ("", ""),
+    ],
+)
+def test_cxx_that_is_compiled_into_a_bucket_is_told_by_its_source(line: str, source: str) -> None:
+    assert cxx_source(line, "/b") == source

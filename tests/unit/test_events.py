@@ -11,7 +11,7 @@ import pytest
 
 from flexwarm import events, spec
 from flexwarm.canonical import StrEnum, plain
-from flexwarm.events import Answer, Dense, DrillDone, Hang, Hazard, Layer, Phase
+from flexwarm.events import Answer, Dense, DrillDone, Hang, Hazard, Layer, Open, Phase
 from flexwarm.hazards import HazardCode
 from flexwarm.program_events import Called
 from flexwarm.request import Backward, Conduct, Guard, JobRequest, Purpose, WorkerRequest
@@ -41,6 +41,8 @@ def sample(kind: Any) -> Any:
             values[field.name] = Answer.BYPASS
         elif hint == str(HazardCode):
             values[field.name] = HazardCode.FX_LEAK
+        elif hint == str(Open):
+            values[field.name] = Open.GRAPH
         elif "bool" in hint:
             values[field.name] = True
         elif "float" in hint:
@@ -179,7 +181,7 @@ def test_the_remedy_is_one_word_for_tables_and_proofs(guard: Guard, backward: Ba
 
 
 def test_enums_print_as_their_values() -> None:
-    for enum in (Phase, Layer, Answer, Purpose, Guard, Backward, LaneContext, HazardCode):
+    for enum in (Phase, Layer, Answer, Open, Purpose, Guard, Backward, LaneContext, HazardCode):
         assert issubclass(enum, StrEnum)
         assert [str(member) for member in enum] == [member.value for member in enum]
 

@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flexwarm.errors import ExitCode
-from flexwarm.events import Answer, Dense, Event, Hang, Hazard, Layer, Untuned
+from flexwarm.events import Answer, Dense, Event, Hang, Hazard, Layer, Open, Read, Tuned, Untuned
 from flexwarm.hazards import HazardCode
 from flexwarm.launch_verdict import describe_status, judge_built_launch, judge_verified_launch, only_hazards
 from flexwarm.manifest import JobEntry
+from flexwarm.ops import publish
 from flexwarm.ops.build_launch import retired
 from flexwarm.program_events import Called, Held, Moved, Program, Silenced, Summary
 from flexwarm.programs import Ended, SeenCompiler, Unseen
@@ -560,14 +561,68 @@ def test_what_a_gpu_that_is_not_there_says_is_of_no_gpu() -> None:
     assert codes(verdict) == {Code.TOOLCHAIN_MISMATCH}
 
 
-def test_what_was_chosen_by_time_and_compiled_in_makes_a_build_cold() -> None:
-    baked = Untuned(t=3.0, job="lane-0", kernel="mm", baked=True, graph="0/0")
-    verdict = judge_built_launch(record([plus(baked)(warm())]), expectation(), frozenset(KEYS))
+def test_a_value_that_was_read_while_compiling_makes_a_build_cold() -> None:
+    read = Untuned(t=3.0, job="lane-0", kernel="a value", open=Open.VALUE, graph="0/0")
+    verdict = judge_built_launch(record([plus(read)(warm())]), expectation(), frozenset(KEYS))
     assert (verdict.kind, codes(verdict)) == (Kind.COLD, {Code.UNTUNED})
-    open_choice = dataclasses.replace(baked, baked=False)
-    verdict = judge_built_launch(record([plus(open_choice)(warm())]), expectation(), frozenset(KEYS))
+
+
+def test_a_graph_that_is_left_to_the_gpu_is_not_stored_and_no_reason_against_a_build() -> None:
+    left = Untuned(t=3.0, job="lane-0", kernel="mm", open=Open.GRAPH, graph="0/0")
+    verdict = judge_built_launch(record([plus(left)(warm())]), expectation(), frozenset())
+    assert (verdict.kind, codes(verdict)) == (Kind.BUILT, set())
+    assert [program.outcome for program in verdict.programs] == [Outcome.UNTUNED]
+    assert "untuned: mm: flexwarm build on the GPU chooses" in " ".join(verdict.notes)
+    # Without that choice the same is a fault of the store.
+    verdict = judge_built_launch(record([warm()]), expectation(), frozenset())
+    assert codes(verdict) == {Code.NOT_STORED}
+
+
+def test_what_is_left_open_and_what_was_tuned_is_noted() -> None:
+    variants = Untuned(t=3.0, job="lane-0", kernel="triton_red", open=Open.VARIANT, graph="0/0")
+    verdict = judge_built_launch(record([plus(variants)(warm())]), expectation(), frozenset(KEYS))
     assert (verdict.kind, codes(verdict)) == (Kind.WARM, set())
-    assert "mm untuned" in " ".join(verdict.notes)
+    assert "untuned: triton_red: flexwarm build on the GPU times the variants" in " ".join(verdict.notes)
+    read = Read(t=3.0, job="lane-0", place="train.py:7 in main")
+    assert "reads values from a GPU that is not there, at train.py:7 in main" in " ".join(
+        judge_built_launch(record([plus(read)(warm())]), expectation(), frozenset(KEYS)).notes
+    )
+    tuned = [Tuned(t=3.0, job="lane-0", kernel=name, seconds=0.25, graph="0/0") for name in ("a", "b", "a")]
+    events = warm()
+    for event in tuned:
+        events = plus(event)(events)
+    assert "2 kernels were tuned, in 0.75 s" in judge_built_launch(record([events]), expectation(), frozenset(KEYS)).notes
+
+
+#: What Inductor and Triton start on a machine that compiles for another one.
+INDUCTORS = "g++ /store/b/inductor/ab/cxyz.main.cpp -D TORCH_INDUCTOR_CPP_WRAPPER -march=native"
+TRITONS = "/usr/bin/gcc /venv/triton/backends/nvidia/driver.c -O3 -shared -fPIC -Wno-psabi -o /tmp/t/cuda_utils.so"
+
+
+@pytest.mark.parametrize(
+    ("event", "other", "refused"),
+    [
+        (compiled("cxx", detail=INDUCTORS), "/store/b", True),
+        (compiled("cxx", detail=INDUCTORS, graph=""), "/store/b", True),
+        (compiled("cxx", detail=INDUCTORS), "", False),
+        (compiled("cxx", detail=TRITONS), "/store/b", False),
+        (compiled("cxx", detail="g++ /home/me/own.cpp -o own.so"), "/store/b", False),
+        (compiled("triton", detail="ptxas --gpu-name=sm_90a /tmp/x.ptx"), "/store/b", False),
+    ],
+)
+def test_cxx_for_the_processor_here_is_not_published_for_a_machine_with_another(
+    event: Event, other: str, refused: bool
+) -> None:
+    expected = expectation(other_processor=other)
+    verdict = judge_built_launch(record([plus(event)(warm())]), expected, frozenset(KEYS))
+    if not refused:
+        assert (verdict.kind, codes(verdict)) == (Kind.BUILT, set())
+        return
+    assert (verdict.kind, verdict.exit_code, codes(verdict)) == (Kind.BROKEN, ExitCode.UNSUPPORTED, {Code.REFUSED})
+    assert "C++ was compiled for the processor here, and the target's machine has another" in messages(verdict)
+    assert not publish.is_whole(verdict.programs[0].reasons)
+    # A verification has stopped it, and says that.
+    assert codes(judge([plus(event)(warm())], expected)) == {Code.COMPILED}
 
 
 COMPILERS = tuple(SeenCompiler(pid=900 + n, argv=("g++", "-c", f"{n}.cpp")) for n in range(3))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from flexwarm.manifest import JobEntry
 from flexwarm.ops import publish
 from flexwarm.reasons import Code
+from flexwarm.target import Target
 from flexwarm.toolchain import profiles
 
 SHAPE = {"multiprocessor_count": 132, "warp_size": 32}
@@ -44,3 +47,14 @@ def test_another_size_is_named(
 def test_what_was_built_on_the_gpu_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profiles, "ask_driver", lambda: pytest.fail("nobody is to be asked"))
     assert publish.other_shapes([job()]) == []
+
+
+def test_a_target_is_asked_instead_of_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profiles, "ask_driver", lambda: pytest.fail("the GPU is not there"))
+    profile = profiles.read_profile("h200")
+    target = Target(asked="./half.json", profile=profile, count=1)
+    whole = job(built_for={"name": profile.name, "shape": profile.shape})
+    assert publish.other_shapes([whole], target) == []
+    half = dataclasses.replace(profile, attributes={**profile.attributes, "multiprocessor_count": 66})
+    (reason,) = publish.other_shapes([whole], dataclasses.replace(target, profile=half))
+    assert reason.message == "built for NVIDIA H200 with multiprocessor_count 132, and ./half.json has 66"

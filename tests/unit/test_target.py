@@ -85,6 +85,7 @@ def test_targets_are_told_apart_by_count_and_by_every_value() -> None:
         (changed(attributes={**PROFILE["attributes"], "l2_cache_size": 1.5}), "attributes.l2_cache_size must be a whole"),
         (changed(sources={"*": 3}), "sources.. must be text"),
         (changed(host={"torch.version": 2.11}), "host.torch.version must be text"),
+        (changed(driver_path=7), "driver_path must be text"),
         (changed(hosts={}), "hosts is no field"),
         ({key: value for key, value in PROFILE.items() if key != "host"}, "host must be a table"),
         (changed(name="two\nlines"), "name must be text on one line"),

@@ -1,9 +1,12 @@
-/* The one kernel of torch's that runs: filling contiguous memory with a value (torch.full, zeros,
- * ones, fill_, zero_).
+/* The kernels of torch's that run: filling contiguous memory with a value (torch.full, zeros, ones,
+ * fill_, zero_), and those of CUB's that count what is selected (nonzero, masked_select, unique).
  *
  * Inductor folds constants by making them on the device and reading them back, and compiles what it
  * read into kernels: with a fill that does nothing, 1 - beta1 of AdamW became 0. Whatever else is
- * folded needs kernels that are not here: nullgpu_reads() tells of every such reading. */
+ * folded needs kernels that are not here: nullgpu_reads() tells of every such reading.
+ *
+ * A count is read back and is the size of the result, also where a tensor is printed. It is nothing:
+ * whatever was there would be a size of billions. */
 #include "nullgpu.h"
 
 #include <stdlib.h>
@@ -12,6 +15,7 @@
 struct fill {
     const void *function;
     size_t width;
+    int counted; /* the argument that points to a count; 0 for a fill */
 };
 
 /* Few: one for each type and vector width. Under the lock. */
@@ -34,16 +38,38 @@ static size_t width_of(const char *mangled)
 }
 
 /* vectorized_elementwise_kernel<N, FillFunctor<T>, array<char *, 1>>(int, FillFunctor<T>, array) */
-void ng_register_kernel(const void *function, const char *name)
+static size_t filled_width(const char *name)
 {
     static const char head[] = "_ZN2at6native29vectorized_elementwise_kernelILi";
     static const char functor[] = "ENS0_11FillFunctorI";
     if (strncmp(name, head, sizeof head - 1) != 0)
-        return;
+        return 0;
     const char *type = name + sizeof head - 1;
     type += strspn(type, "0123456789");
-    size_t width = strncmp(type, functor, sizeof functor - 1) == 0
-                     ? width_of(type + sizeof functor - 1) : 0;
+    return strncmp(type, functor, sizeof functor - 1) == 0 ? width_of(type + sizeof functor - 1) : 0;
+}
+
+/* DeviceReduceSingleTileKernel<policy_hub<int, ...>, ...>(input, int *count, ...), whose policy has
+ * another name in CUDA 12, and DeviceCompactInitKernel<..., T *>(state, int, T *count). */
+static size_t counted_width(const char *name, int *argument)
+{
+    if (strstr(name, "28DeviceReduceSingleTileKernelI")
+        && (strstr(name, "10policy_hubIi") || strstr(name, "18DeviceReducePolicyIi"))) {
+        *argument = 1;
+        return sizeof(int);
+    }
+    if (!strstr(name, "23DeviceCompactInitKernelI"))
+        return 0;
+    *argument = 2;
+    return strstr(name, "EPlE") ? sizeof(long) : sizeof(int);
+}
+
+void ng_register_kernel(const void *function, const char *name)
+{
+    int counted = 0;
+    size_t width = filled_width(name);
+    if (!width)
+        width = counted_width(name, &counted);
     if (!width)
         return;
     ng_lock();
@@ -56,20 +82,22 @@ void ng_register_kernel(const void *function, const char *name)
         }
     }
     if (fill_count < fill_room)
-        fills[fill_count++] = (struct fill){ function, width };
+        fills[fill_count++] = (struct fill){ function, width, counted };
     ng_unlock();
 }
 
 int ng_run_kernel(const void *function, void **arguments)
 {
-    size_t width = 0;
+    struct fill found = { 0 };
     ng_lock();
-    for (size_t i = 0; i < fill_count && !width; i++)
+    for (size_t i = 0; i < fill_count && !found.width; i++)
         if (fills[i].function == function)
-            width = fills[i].width;
+            found = fills[i];
     ng_unlock();
-    if (!width || !arguments)
+    if (!found.width || !arguments)
         return NG_OK;
+    if (found.counted)
+        return ng_fill(*(void **)arguments[found.counted], "", 1, found.width);
     int count = *(const int *)arguments[0];
-    return ng_fill(*(void **)arguments[2], arguments[1], width, (size_t)(count > 0 ? count : 0));
+    return ng_fill(*(void **)arguments[2], arguments[1], found.width, (size_t)(count > 0 ? count : 0));
 }

@@ -48,9 +48,22 @@ const char *ng_failure_text(int status)
     return status != NG_OK && status == failure_status ? failure_text : NULL;
 }
 
+/* What does the same and is answered. */
+static const char *instead_of(const char *library)
+{
+    static const struct { const char *library, *instead; } known[] = {
+        { "nccl", "; use the gloo backend" },
+        { "cudnn", "; use another implementation, such as flex_attention, or compile it" },
+    };
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (strcmp(known[i].library, library) == 0)
+            return known[i].instead;
+    return "";
+}
+
 int ng_unanswered(const char *library, const char *call, int status, atomic_flag *logged)
 {
     if (!atomic_flag_test_and_set(logged))
-        ng_log("unanswered: %s %s", library, call);
+        ng_log("unanswered: %s %s%s", library, call, instead_of(library));
     return ng_fail(status, "the null GPU does not answer %s", call);
 }

@@ -18,6 +18,7 @@ static size_t range_count, range_room;
 static uint64_t used_now[NG_MAX_DEVICES], used_peak[NG_MAX_DEVICES];
 
 static _Thread_local unsigned long long reads;
+static void (*_Atomic on_read)(void);
 
 size_t ng_page_round(size_t size)
 {
@@ -262,8 +263,12 @@ int ng_copy(void *target, const void *source, size_t size)
         || !in_bounds(source, size, &from_device))
         return NG_INVALID_VALUE;
     uintptr_t to = (uintptr_t)target, from = (uintptr_t)source;
-    if (from_device && !to_device)
+    if (from_device && !to_device) {
         reads++;
+        void (*told)(void) = atomic_load(&on_read);
+        if (told)
+            told();
+    }
     if (to_device && (to + size <= from || from + size <= to))
         copy_sparse(target, source, size);
     else
@@ -301,3 +306,6 @@ int ng_fill(void *target, const void *value, size_t width, size_t count)
 
 /* How often this thread has copied from a device to the host: what it got are no results. */
 NG_API unsigned long long nullgpu_reads(void) { return reads; }
+
+/* To be called at each such copy, in its thread and under no lock; none if NULL. */
+NG_API void nullgpu_on_read(void (*function)(void)) { atomic_store(&on_read, function); }

@@ -27,9 +27,12 @@ class TorchApi:
 
     @cached_property
     def fx_cache(self) -> Any:
-        """``FxGraphCache``; static ``prepare_key`` answers (key and lines, info), ``load_with_key`` (graph or None, info)."""
+        """``FxGraphCache``; static ``prepare_key`` answers (key and lines, info), ``load_with_key`` (graph or None, info).
+
+        Static ``_save_graph(key, graph, ...)`` stores what ``fx_codegen_and_compile`` has made, in the same thread.
+        """
         cache = _part(_module("torch._inductor.codecache"), "FxGraphCache")
-        for name in ("prepare_key", "load_with_key"):
+        for name in ("prepare_key", "load_with_key", "_save_graph"):
             _static(cache, name)
         return cache
 
@@ -42,7 +45,7 @@ class TorchApi:
 
     @cached_property
     def aot_cache(self) -> Any:
-        """``AOTAutogradCache``; its static ``try_load`` counts a hit, a miss or a bypass."""
+        """``AOTAutogradCache``; static ``try_load`` counts a hit, a miss or a bypass, ``save(key, ...)`` stores an entry."""
         cache = _part(self.aot_module, "AOTAutogradCache")
         for name in ("try_load", "save"):
             _static(cache, name)
@@ -117,10 +120,40 @@ class TorchApi:
             _function(autotuner, name)
         return autotuner
 
+    @staticmethod
+    def kernel_of(autotuner: Any) -> str:
+        """The name of the kernel that an instance of one of the two tunes."""
+        named = getattr(autotuner, "inductor_meta", {}).get("kernel_name")
+        return str(named or getattr(getattr(autotuner, "base_fn", None), "__name__", "a kernel"))
+
+    def local_cache(self) -> Any:
+        """``CacheBase``, which keeps times of matrix products, and choices by them.
+
+        ``get_local_cache()`` answers a dict, ``update_local_cache(dict)`` writes it.
+        """
+        cache = _part(_module("torch._inductor.codecache"), "CacheBase")
+        for name in ("get_local_cache", "update_local_cache"):
+            _function(cache, name)
+        return cache
+
+    @staticmethod
+    def graphs_of(entry: Any) -> frozenset[str] | None:
+        """Inductor's keys of the graphs that an entry of AOTAutograd's refers to; None for one that holds them itself.
+
+        In 2.9.1 to 2.14.1 ``compiled_fw`` and ``compiled_bw``, if there is one, have ``fx_graph_cache_info``: (key, lines).
+        """
+        parts = [part for part in (entry.compiled_fw, entry.compiled_bw) if part is not None]
+        found = [getattr(part, "fx_graph_cache_info", None) for part in parts]
+        return frozenset(info[0] for info in found if info) if all(found) else None
+
     def algorithm_selector(self) -> Any:
-        """``AlgorithmSelectorCache``, whose ``autotune(name, ...)`` times kernels before code is generated from the fastest."""
+        """``AlgorithmSelectorCache``, which times kernels before code is generated from the fastest.
+
+        Its class method ``make_benchmark_fn(choices, ...)`` is called for each such choice, and answers the function that
+        times ``choices``, each of which has a ``name``.
+        """
         selector = _part(_module("torch._inductor.select_algorithm"), "AlgorithmSelectorCache")
-        _function(selector, "autotune")
+        _function(selector, "make_benchmark_fn")
         return selector
 
 
