@@ -17,7 +17,7 @@ from tests.harness import Done, Flexwarm
 _INSTALL = toolchain.find_torch()
 pytestmark = [
     pytest.mark.torch,
-    pytest.mark.xdist_group("absent"),
+    pytest.mark.xdist_group("absent bench"),
     pytest.mark.skipif(_INSTALL is None or not _INSTALL.cuda, reason="this torch is a build without CUDA"),
 ]
 

@@ -22,7 +22,7 @@ from tests.harness import Done, Flexwarm
 _INSTALL = toolchain.find_torch()
 pytestmark = [
     pytest.mark.torch,
-    pytest.mark.xdist_group("absent"),
+    pytest.mark.xdist_group("absent killed"),
     pytest.mark.skipif(_INSTALL is None or not _INSTALL.cuda, reason="this torch is a build without CUDA"),
 ]
 

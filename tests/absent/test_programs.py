@@ -20,7 +20,7 @@ _INSTALL = toolchain.find_torch()
 REMEDY = ("--guard", "fix") if _INSTALL is not None and _INSTALL.minor < (2, 13) else ()
 pytestmark = [
     pytest.mark.torch,
-    pytest.mark.xdist_group("absent"),
+    pytest.mark.xdist_group("absent programs"),
     pytest.mark.skipif(_INSTALL is None or not _INSTALL.cuda, reason="this torch is a build without CUDA"),
 ]
 
