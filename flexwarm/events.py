@@ -151,6 +151,18 @@ class Untuned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """The entry of a graph that was compiled is not stored, for its code depends on a choice that is left to a GPU."""
+
+    KIND: ClassVar[str] = "left_out"
+    t: float
+    job: str | None
+    layer: Layer
+    key: str
+    graph: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tuned:
     """A GPU has timed a kernel's variants, which took ``seconds``."""
 
@@ -362,6 +374,7 @@ Event: TypeAlias = (
     | Lookup
     | Compiled
     | Untuned
+    | LeftOut
     | Tuned
     | Read
     | Dense

@@ -259,15 +259,8 @@ def left_to_the_gpu(untuned: Sequence[Untuned]) -> bool:
     return any(event.open is Open.GRAPH for event in untuned)
 
 
-def not_stored_reasons(keys: Set[tuple[str, str]], untuned: Sequence[Untuned]) -> list[Reason]:
-    """What was compiled and has no entry.
-
-    Args:
-        keys: (layer, key) without an entry.
-        untuned: of all that compiled them: nothing is missing where it was left out on purpose.
-    """
-    if left_to_the_gpu(untuned):
-        return []
+def not_stored_reasons(keys: Set[tuple[str, str]]) -> list[Reason]:
+    """What was compiled under (layer, key) and has no entry."""
     return [
         Reason(
             code=Code.NOT_STORED,

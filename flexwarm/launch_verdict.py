@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import signal
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from flexwarm import evidence, nodes
 from flexwarm.commandline import read, title
@@ -62,6 +62,7 @@ class Expectation:
         recorded: identity of a program -> keys that a build of this very line recorded; empty if there was none.
         disk: files of the bucket that differ before and after.
         blind: why programs of this line cannot be observed, as far as the line says; empty if they can.
+        left_open: identity of a program -> what a build of this very line left to a GPU, so that it has no key of.
         other_processor: the bucket, where the machine that it is for has another processor than this one; else empty.
     """
 
@@ -73,6 +74,7 @@ class Expectation:
     disk: Sequence[str]
     blind: str
     other_processor: str = ""
+    left_open: Mapping[str, Sequence[Reason]] = field(default_factory=dict)
 
 
 def judge_verified_launch(record: LaunchRecord, expected: Expectation, notes: Mapping[str, Sequence[Reason]]) -> LaunchVerdict:
@@ -97,6 +99,9 @@ def judge_verified_launch(record: LaunchRecord, expected: Expectation, notes: Ma
         programs.append(_concluded(program, reasons))
     ended_well = record.ended is Ended.BY_ITSELF and record.status == 0 and all(x.record.said_bye for x in programs)
     absent = _absent_reasons(expected, hits) if ended_well else []
+    # What has no key is not missed where it is not asked for.
+    told = {reason for program in programs for reason in program.reasons}
+    absent += [x for x in dict.fromkeys(x for reasons in expected.left_open.values() for x in reasons) if x not in told]
     return _judge(record, expected, programs, absent, best=Kind.WARM, verified=True)
 
 
@@ -112,7 +117,7 @@ def judge_built_launch(record: LaunchRecord, expected: Expectation, stored: Set[
         reasons += _common_reasons(program, record, expected)
         for graph in program.graphs:
             reasons += processor_reasons(graph.compiled, expected.other_processor, f"{_where(graph)}: ")
-        reasons += evidence.not_stored_reasons(program.keys - stored, program.untuned)
+        reasons += evidence.not_stored_reasons(program.keys - stored - program.left_out)
         programs.append(_concluded(program, reasons))
     only_hits = all(program.outcome is Outcome.HIT for program in programs) and not record.compilers
     return _judge(record, expected, programs, best=Kind.WARM if only_hits else Kind.BUILT)

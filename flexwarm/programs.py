@@ -19,6 +19,7 @@ from flexwarm.events import (
     Hang,
     Hazard,
     Layer,
+    LeftOut,
     Lookup,
     Read,
     Refused,
@@ -131,6 +132,7 @@ class ProgramRecord:
     moved: tuple[Moved, ...]
     held: Held | None
     untuned: tuple[Untuned, ...]
+    left_out: frozenset[tuple[str, str]]
     tuned: tuple[Tuned, ...]
     reads: tuple[Read, ...]
     met: Nodes | None
@@ -344,6 +346,7 @@ def _fold_program(told: Told) -> ProgramRecord:
         moved=tuple(_of(Moved, said)),
         held=_last(_of(Held, said)),
         untuned=tuple(_of(Untuned, said)),
+        left_out=frozenset((e.layer.value, e.key) for e in _of(LeftOut, said)),
         tuned=tuple(_of(Tuned, said)),
         reads=tuple(_of(Read, said)),
         met=_last(_of(Nodes, said)),

@@ -21,6 +21,7 @@ from flexwarm.events import (
     JobFailed,
     JobStopped,
     Layer,
+    LeftOut,
     Lookup,
     Phase,
     Progress,
@@ -65,6 +66,7 @@ class JobRecord:
     lookups: tuple[Lookup, ...]
     compiled: tuple[Compiled, ...]
     untuned: tuple[Untuned, ...]
+    left_out: frozenset[tuple[str, str]]
     tuned: tuple[Tuned, ...]
     reads: tuple[Read, ...]
     dense: tuple[Dense, ...]
@@ -184,6 +186,7 @@ def _fold_job(job: Job, said: Sequence[Event]) -> JobRecord:
         lookups=tuple(e for e in said if isinstance(e, Lookup)),
         compiled=tuple(e for e in said if isinstance(e, Compiled)),
         untuned=tuple(e for e in said if isinstance(e, Untuned)),
+        left_out=frozenset((e.layer.value, e.key) for e in said if isinstance(e, LeftOut)),
         tuned=tuple(e for e in said if isinstance(e, Tuned)),
         reads=tuple(e for e in said if isinstance(e, Read)),
         dense=tuple(e for e in said if isinstance(e, Dense)),

@@ -79,6 +79,7 @@ def judge_verify(
     notes: Mapping[str, Sequence[Reason]],
     disk: Sequence[str],
     parent_components: Mapping[str, str],
+    left_open: Mapping[str, Sequence[Reason]] | None = None,
 ) -> Verdict:
     """The verdict of a verification.
 
@@ -87,8 +88,13 @@ def judge_verify(
         notes: job id -> why it might miss (an environment that changed); they count only for a job that did.
         disk: files of the bucket that differ before and after; none for a warm run.
         parent_components: what the parent read from files, to be held against what each worker sees.
+        left_open: job id -> what its build left to a GPU, so that it has no key of: such a job is not warm whatever hits.
     """
-    jobs = tuple(_judge_verified_job(job_record, record, expected, notes) for job_record in record.jobs.values())
+    open_of = left_open or {}
+    jobs = tuple(
+        _judge_verified_job(job_record, record, expected, notes, open_of.get(job_record.job.id, ()))
+        for job_record in record.jobs.values()
+    )
     reasons = evidence.worker_reasons(record, parent_components)
     if disk:
         compiled = any(reason.code in _COMPILING for job in jobs for reason in job.reasons)
@@ -144,6 +150,7 @@ def _judge_verified_job(
     record: Record,
     expected: Mapping[str, frozenset[tuple[str, str]]],
     notes: Mapping[str, Sequence[Reason]],
+    left_open: Sequence[Reason],
 ) -> JobVerdict:
     job = job_record.job
     reasons = evidence.layer_reasons(job_record)
@@ -162,6 +169,7 @@ def _judge_verified_job(
         reasons += evidence.key_reasons(lanes, frozenset().union(*(expected.get(x.job.id, frozenset()) for x in lanes)))
     if missed or any(reason.code is Code.KEY_NOT_LISTED for reason in reasons):
         reasons += notes.get(job.id, ())
+    reasons += [reason for reason in left_open if reason not in reasons]
     reasons += evidence.result_reasons(job_record, record.worker_of(job))
     reasons += evidence.untuned_reasons(job_record.untuned)
     return JobVerdict(job=job, outcome=_outcome(job_record, reasons), reasons=tuple(reasons), record=job_record)
@@ -178,17 +186,17 @@ def _judge_built_job(job_record: JobRecord, record: Record, stored: frozenset[tu
     lanes = record.round_of(job)
     if job_record.ran_to_end:
         reasons += evidence.check_reasons(job_record)
-        untuned = [event for lane in lanes for event in lane.untuned]
-        reasons += evidence.not_stored_reasons(job_record.keys - stored, untuned)
+        left_out = frozenset[tuple[str, str]]().union(*(lane.left_out for lane in lanes))
+        reasons += evidence.not_stored_reasons(job_record.keys - stored - left_out)
         # Another lane of the same process may have asked while its leader had not stored yet; another process waited.
         waited = job.leader is not None and job.leader not in {lane.job.id for lane in lanes}
-        if waited and job_record.answers(Answer.MISS) and not evidence.left_to_the_gpu(untuned):
-            missed = job_record.answers(Answer.MISS)[0]
+        missed = [x for x in job_record.answers(Answer.MISS) if (x.layer.value, x.key) not in left_out]
+        if waited and missed:
             reasons.append(
                 Reason(
                     code=Code.WITNESSES_DISAGREE,
-                    message=f"{job.leader} had compiled the same job, and {missed.layer.value} key "
-                    f"{evidence.short(missed.key)} missed all the same: keys are not stable between processes",
+                    message=f"{job.leader} had compiled the same job, and {missed[0].layer.value} key "
+                    f"{evidence.short(missed[0].key)} missed all the same: keys are not stable between processes",
                     hint=""
                     if job.workload.step is None
                     else "a step that depends on the rank needs a role for each kind of rank",

@@ -88,7 +88,7 @@ class Attached:
         self._triton_cache: dict[str, str] = {}
         self._began = time.time()
         self._leaving = Leaving()
-        self._choices = absent.Choices(self.recorder) if stand_in.present() else None
+        self._choices = absent.Choices(self._api, self.recorder) if stand_in.present() else None
         #: With which status, and why, it said that it ends.
         self._ended: tuple[int | None, str] | None = None
         #: torch's counters as they came with a fork: what they say is of the parent.
@@ -99,16 +99,16 @@ class Attached:
             os.register_at_fork(after_in_child=self.recorder.after_fork)
             return
         recorder, api = self.recorder, self._api
-        if self._choices is not None:
-            absent.watch_times(self._choices)
-            absent.watch_reads(recorder, lambda: bool(self._called))
+        choices = self._choices
+        if choices is not None:
+            absent.watch_times(choices)
+            absent.watch_reads(recorder, lambda: bool(self._called) and not choices.copying)
         recorder.device_here = lambda: f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_initialized() else ""
         self._follow_ends()
         self._when("torch._dynamo", self._watch_dynamo)
         self._when("torch._inductor.codecache", lambda: caches.watch_fx(api, recorder))
         self._when("torch._functorch._aot_autograd.autograd_cache", lambda: caches.watch_aot(api, recorder))
         self._when("torch._inductor.compile_fx", self._watch_inductor)
-        choices = self._choices
         if choices is None:
             tuning: dict[str, Callable[[], None]] = {
                 "torch._inductor.runtime.triton_heuristics": lambda: compilers.watch_autotune(api, recorder),

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Set
 from typing import Any
 
-from flexwarm.events import Open, Read
+from flexwarm.events import Layer, Open, Read
 from flexwarm.observer import caches, compilers, stand_in, threads
 from flexwarm.observer.recorder import Recorder
 from flexwarm.observer.torch_api import TorchApi, folding
@@ -28,7 +28,8 @@ _TIMES = ".kernel_perf"
 class Choices:
     """Which of the graphs of this process depend on a choice by time."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, api: TorchApi, recorder: Recorder) -> None:
+        self._api = api
         self._recorder = recorder
         self._here = threading.local()
         #: Choices that were announced, by any thread: their timing may be done by another than the one that compiles.
@@ -63,25 +64,50 @@ class Choices:
 
         @functools.wraps(function)
         def watched(*args: Any, **kwargs: Any) -> Any:
-            reads, timings, made = stand_in.reads(), stand_in.timings(), self._made
+            reads, timings, made = self._values_read(), stand_in.timings(), self._made
             outer = self._compiling
             self._here.chosen, self._here.compiling = False, True
             try:
                 result = function(*args, **kwargs)
             finally:
                 self._here.compiling = outer
-                if stand_in.timings() != timings or self._made != made:
-                    if self._made == made:
-                        self._recorder.untuned("a choice by time while a graph was compiled", Open.GRAPH)
+                settings = self._api.settings_that_choose()
+                for name in settings:
+                    self._recorder.untuned(name, Open.GRAPH)
+                if stand_in.timings() != timings and self._made == made and not settings:
+                    self._recorder.untuned("a choice by time while a graph was compiled", Open.GRAPH)
+                if settings or stand_in.timings() != timings or self._made != made:
                     self._here.chosen = self._chosen = True
                     if above:
                         self._left_out.add(caches.aot_key_here())
-            if stand_in.reads() != reads:
+            if self._values_read() != reads:
                 self._recorder.untuned("a value that was read while a graph was compiled", Open.VALUE)
                 raise RuntimeError("flexwarm: a value was read from a GPU that is not there, to be compiled into a kernel")
             return result
 
         return watched
+
+    def _values_read(self) -> int:
+        return stand_in.reads() - getattr(self._here, "set_aside", 0)
+
+    def setting_aside(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """What copies arguments off the device to put them back after a benchmark: nothing depends on these values."""
+
+        @functools.wraps(function)
+        def copying(*args: Any, **kwargs: Any) -> Any:
+            reads, self._here.copying = stand_in.reads(), True
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self._here.copying = False
+                self._here.set_aside = getattr(self._here, "set_aside", 0) + stand_in.reads() - reads
+
+        return copying
+
+    @property
+    def copying(self) -> bool:
+        """Whether the calling thread copies for a benchmark."""
+        return getattr(self._here, "copying", False)
 
     def saving_graph(self, save: Callable[..., Any]) -> Callable[..., Any]:
         """Inductor's storing of the graph that the calling thread has just compiled."""
@@ -90,6 +116,7 @@ class Choices:
         def save_unless_chosen(key: str, *args: Any, **kwargs: Any) -> Any:
             if getattr(self._here, "chosen", False):
                 self._left_out.add(key)
+                self._recorder.left_out(Layer.FX, key)
                 return None
             return save(key, *args, **kwargs)
 
@@ -104,6 +131,7 @@ class Choices:
             # An entry that holds its graphs does not say which of them were compiled here.
             held = graphs is None and self._chosen
             if held or self._left_out & {key, *(graphs or ())}:
+                self._recorder.left_out(Layer.AOT, key)
                 return None
             return save(key, entry, *args, **kwargs)
 
@@ -112,13 +140,13 @@ class Choices:
 
 def watch(api: TorchApi, recorder: Recorder) -> None:
     """All of it, in a process that has imported everything."""
-    choices = Choices(recorder)
+    choices = Choices(api, recorder)
     watch_inductor(api, choices)
     watch_selection(api, choices)
     watch_variants(api, choices)
     watch_kernel_variants(api, choices)
     watch_times(choices)
-    watch_reads(recorder, lambda: recorder.job is not None)
+    watch_reads(recorder, lambda: recorder.own_seat is not None and not choices.copying)
 
 
 def watch_inductor(api: TorchApi, choices: Choices) -> None:
@@ -163,11 +191,16 @@ def watch_variants(api: TorchApi, choices: Choices) -> None:
 
     @functools.wraps(benchmark)
     def announced(self: Any, *args: Any, **kwargs: Any) -> Any:
-        self.save_cache_hook = None
         choices.variants(api.kernel_of(self))
         return benchmark(self, *args, **kwargs)
 
     autotuner.benchmark_all_configs = announced
+    autotuner.copy_args_to_cpu_if_needed = choices.setting_aside(autotuner.copy_args_to_cpu_if_needed)
+    api.autotune_cache().create = staticmethod(_no_cache)
+
+
+def _no_cache(*args: Any, **kwargs: Any) -> None:
+    """In place of the files in which Inductor keeps which variant was the fastest: none is looked for, none is written."""
 
 
 def watch_kernel_variants(api: TorchApi, choices: Choices) -> None:
@@ -209,9 +242,12 @@ def watch_reads(recorder: Recorder, counts: Callable[[], bool]) -> None:
     def on_read() -> None:
         if not counts():
             return
-        place = threads.place_of(sys._getframe(1))
-        if place and (recorder.job, place) not in told:
-            told.add((recorder.job, place))
-            recorder.emit(Read(t=time.time(), job=recorder.job, place=place))
+        # A thread that only reads is given no seat for that; and one of autograd's may have no frame.
+        seat = recorder.own_seat
+        job = seat.job if seat is not None else None
+        place = threads.place_of(sys._getframe().f_back)
+        if place and (job, place) not in told:
+            told.add((job, place))
+            recorder.emit(Read(t=time.time(), job=job, place=place))
 
     stand_in.on_read(on_read)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flexwarm import events
-from flexwarm.events import Compiled, Event, Heartbeat, Open, Phase, Progress, Tuned, Untuned
+from flexwarm.events import Compiled, Event, Heartbeat, Layer, LeftOut, Open, Phase, Progress, Tuned, Untuned
 from flexwarm.request import Purpose
 
 
@@ -139,6 +139,10 @@ class Recorder:
     def untuned(self, kernel: str, left: Open) -> None:
         """Something was to be decided by a GPU that is not there: see :class:`flexwarm.events.Untuned`."""
         self.emit(Untuned(t=time.time(), job=self.job, kernel=kernel, open=left, graph=self.graph_here()))
+
+    def left_out(self, layer: Layer, key: str) -> None:
+        """What was compiled under a key is not stored, and on purpose."""
+        self.emit(LeftOut(t=time.time(), job=self.job, layer=layer, key=key, graph=self.graph_here()))
 
     @contextmanager
     def tuning(self, kernel: str) -> Iterator[None]:

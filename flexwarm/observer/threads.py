@@ -6,6 +6,7 @@ import itertools
 import linecache
 import os
 import sys
+import sysconfig
 import threading
 import traceback
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ KEPT = 12
 
 _OBSERVER = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_LIBRARIES = (_PACKAGE, *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib")))
 _TORCH = f"{os.sep}torch{os.sep}"
 
 
@@ -34,13 +36,12 @@ def lines(frame: FrameType | None, *, limit: int = KEPT) -> tuple[str, ...]:
 def place_of(frame: FrameType | None) -> str:
     """``file:line in function`` of the innermost of a frame and its callers that is the user's; empty if none is.
 
-    Frames of torch, of flexwarm and of what Inductor has generated are not.
+    Frames of packages, of Python, of flexwarm and of what Inductor has generated are not.
     """
-    generated = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    generated = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or _PACKAGE
     for f, number in _walk(frame):
         name = f.f_code.co_filename
-        ours = name.startswith((_PACKAGE, "<")) or _TORCH in name or (generated and name.startswith(generated))
-        if not ours:
+        if not name.startswith((*_LIBRARIES, generated, "<")):
             return f"{name}:{number} in {f.f_code.co_name}"
     return ""
 

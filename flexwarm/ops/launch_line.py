@@ -281,6 +281,7 @@ def expectation(prepared: PreparedLaunch, options: LaunchOptions, known: Manifes
         components={**prepared.machine.components, "flexwarm.version": __version__, "flexwarm.path": str(PACKAGE)},
         listed=frozenset((key.layer, key.key) for entry in entries for key in entry.keys),
         recorded={name: frozenset((key.layer, key.key) for key in entry.keys) for name, entry in newest.items()},
+        left_open={name: publish.left_out(entry) for name, entry in newest.items()},
         disk=disk,
         blind=line.blind,
         other_processor=str(prepared.machine.bucket.path) if prepared.machine.has_other_processor else "",

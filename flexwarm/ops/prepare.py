@@ -191,15 +191,21 @@ def foreign_cache(environ: Mapping[str, str], bucket: Bucket) -> str | None:
 
 #: Caches of torch that others share.
 _REMOTE = re.compile(r"TORCHINDUCTOR_\w*REMOTE_CACHE\w*")
+#: What remembers choices by time outside of the bucket, and what compiles where nobody looks.
+_UNSEEN = {
+    "TORCHINDUCTOR_ENABLE_CACHING_MODULE": "keeps choices by time outside of the bucket",
+    "TORCHINDUCTOR_FX_COMPILE_MODE": "compiles in processes in which choices by time are not seen",
+}
 
 
 def refuse_remote_caches(environ: Mapping[str, str]) -> None:
     """Raises:
-    UsageError: what is compiled for a GPU that is not there would be shared before anybody has judged it.
+    UsageError: what is compiled for a GPU that is not there would be shared before anybody has judged it, or not be seen.
     """
     for name in sorted(environ):
-        if _REMOTE.fullmatch(name) and environ[name] not in ("", "0"):
-            raise UsageError(f"{name}={environ[name]} shares what is compiled, and --target must not", f"unset {name}")
+        what = "shares what is compiled" if _REMOTE.fullmatch(name) else _UNSEEN.get(name)
+        if what is not None and environ[name] not in ("", "0"):
+            raise UsageError(f"{name}={environ[name]} {what}, and --target must not", f"unset {name}")
 
 
 #: (some are there, a target was given) -> what to do.

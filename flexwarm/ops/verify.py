@@ -175,6 +175,7 @@ def _full(
         notes={job.id: differences_since_build(prepared, known, job, built[job.id], record, environ) for job in runnable.jobs},
         disk=disk,
         parent_components=worker_components(prepared, options.conduct(Purpose.VERIFY)),
+        left_open={job_id: publish.left_out(entry) for job_id, entry in built.items()},
     )
     return conclude([*verdict.jobs, *missing], verdict.reasons, best=Kind.WARM), record, states[0]
 

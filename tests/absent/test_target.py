@@ -237,6 +237,35 @@ def test_a_choice_by_time_is_left_to_the_gpu_and_all_else_is_kept(
     assert "flexwarm build on the GPU" in " ".join(reason["hint"] for reason in cold.json["jobs"][0]["reasons"])
 
 
+#: torch searches around the fastest variant while kernels run, or asks for times in the partitioner.
+UNFOLLOWED = """
+import torch
+import torch._functorch.config as functorch
+torch._functorch.config.activation_memory_budget_runtime_estimator = "profile"
+x = torch.randn(256, 64, device="cuda", requires_grad=True)
+if {budget}:
+    functorch.activation_memory_budget = {budget}
+    torch.compile(lambda x: (x.sin() @ x.cos().T).tanh())(x).sum().backward()
+else:
+    torch.compile(lambda x: (x.sin() + 1).sum(-1), options={{"coordinate_descent_tuning": True}})(x.detach())
+"""
+
+
+@pytest.mark.parametrize(("budget", "name"), [(0, "coordinate_descent_tuning"), (0.5, "activation_memory_budget")])
+def test_where_torch_chooses_and_nobody_can_follow_nothing_is_stored(flexwarm: Flexwarm, budget: float, name: str) -> None:
+    flexwarm.module(UNFOLLOWED.format(budget=budget), "chosen")
+    line = ("--target", "h200", "--", sys.executable, "chosen.py")
+    done = flexwarm.run_json("build", *line)
+    assert (done.code, done.json["verdict"]) == (0, "built"), done.messages() + done.err
+    assert [job["outcome"] for job in done.json["jobs"]] == ["untuned"]
+    assert name in " ".join(done.json["notes"])
+    assert not any("aotautograd" in path for path in stored(flexwarm))
+    for _ in range(2):
+        cold = flexwarm.run_json("verify", *line)
+        assert (cold.code, cold.json["verdict"], "untuned" in cold.codes()) == (1, "cold", True), cold.messages()
+    assert choices(flexwarm) == []
+
+
 #: What is selected by value is counted on the GPU, and the count is a size; printing a tensor selects.
 COUNTED = """
 import resource
@@ -281,10 +310,12 @@ from pathlib import Path
 import torch
 from flexwarm.observer import absent
 from flexwarm.observer.recorder import Recorder
+from flexwarm.observer.torch_api import TorchApi
 from flexwarm.request import Purpose
 
 value = torch.ones(1, device="cuda")
-choices = absent.Choices(Recorder(Path("events"), Purpose.BUILD))
+choices = absent.Choices(TorchApi(), Recorder(Path("events"), Purpose.BUILD))
+assert choices.during(choices.setting_aside(lambda: value.item()))() == 1
 assert choices.during(lambda: 7)() == 7
 try:
     choices.during(lambda: value.item())()
@@ -359,9 +390,17 @@ def test_what_was_built_without_the_gpu_is_said_and_kept_apart(built: Flexwarm, 
         assert "multiprocessor_count 132, and" in cold.messages()
 
 
-def test_caches_that_others_share_are_refused(built: Flexwarm) -> None:
-    done = built("build", "--target", "h200:2", env={"TORCHINDUCTOR_FX_GRAPH_REMOTE_CACHE": "1"})
-    assert (done.code, "shares what is compiled" in done.err) == (2, True)
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("TORCHINDUCTOR_FX_GRAPH_REMOTE_CACHE", "1", "shares what is compiled"),
+        ("TORCHINDUCTOR_ENABLE_CACHING_MODULE", "1", "keeps choices by time outside of the bucket"),
+        ("TORCHINDUCTOR_FX_COMPILE_MODE", "subprocess", "compiles in processes in which choices by time are not seen"),
+    ],
+)
+def test_what_shares_remembers_or_hides_is_refused(built: Flexwarm, name: str, value: str, words: str) -> None:
+    done = built("build", "--target", "h200:2", env={name: value})
+    assert (done.code, words in done.err) == (2, True), done.err
 
 
 def test_what_was_built_on_one_device_is_cold_on_the_next_and_the_index_is_named(flexwarm: Flexwarm) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flexwarm.errors import ExitCode
-from flexwarm.events import Answer, Dense, Event, Hang, Hazard, Layer, Open, Read, Tuned, Untuned
+from flexwarm.events import Answer, Dense, Event, Hang, Hazard, Layer, LeftOut, Open, Read, Tuned, Untuned
 from flexwarm.hazards import HazardCode
 from flexwarm.launch_verdict import describe_status, judge_built_launch, judge_verified_launch, only_hazards
 from flexwarm.manifest import JobEntry
@@ -568,14 +568,22 @@ def test_a_value_that_was_read_while_compiling_makes_a_build_cold() -> None:
 
 
 def test_a_graph_that_is_left_to_the_gpu_is_not_stored_and_no_reason_against_a_build() -> None:
-    left = Untuned(t=3.0, job="lane-0", kernel="mm", open=Open.GRAPH, graph="0/0")
-    verdict = judge_built_launch(record([plus(left)(warm())]), expectation(), frozenset())
+    said = plus(Untuned(t=3.0, job="lane-0", kernel="mm", open=Open.GRAPH, graph="0/0"))(warm())
+    for layer, key in sorted(KEYS):
+        said = plus(LeftOut(t=3.0, job="lane-0", layer=Layer(layer), key=key, graph="0/0"))(said)
+    verdict = judge_built_launch(record([said]), expectation(), frozenset())
     assert (verdict.kind, codes(verdict)) == (Kind.BUILT, set())
     assert [program.outcome for program in verdict.programs] == [Outcome.UNTUNED]
     assert "untuned: mm: flexwarm build on the GPU chooses" in " ".join(verdict.notes)
-    # Without that choice the same is a fault of the store.
-    verdict = judge_built_launch(record([warm()]), expectation(), frozenset())
-    assert codes(verdict) == {Code.NOT_STORED}
+    # What else is not stored is a fault, also beside such a choice.
+    other = plus(LeftOut(t=3.0, job="lane-0", layer=Layer.FX, key="another", graph="0/0"))(warm())
+    assert codes(judge_built_launch(record([other]), expectation(), frozenset())) == {Code.NOT_STORED}
+
+
+def test_a_line_whose_build_left_a_graph_to_the_gpu_is_not_warm_where_that_graph_is_not_asked_for() -> None:
+    left = [Reason(code=Code.UNTUNED, message="one of 22 for mm is left")]
+    verdict = judge([warm()], expectation(left_open={"gone.py": left}))
+    assert (verdict.kind, codes(verdict)) == (Kind.COLD, {Code.UNTUNED})
 
 
 def test_what_is_left_open_and_what_was_tuned_is_noted() -> None:

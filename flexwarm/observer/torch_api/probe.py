@@ -14,6 +14,11 @@ from typing import Any
 
 from flexwarm.errors import UnsupportedError
 
+_CHOOSING = (
+    *("coordinate_descent_tuning", "combo_kernels", "benchmark_combo_kernel"),
+    *("pipeline_max_autotune_gemm", "distributed_max_autotune_gemm"),
+)
+
 
 class TorchApi:
     """The private parts, each looked up when it is first asked for: only then is its module imported.
@@ -106,8 +111,30 @@ class TorchApi:
     def autotuner(self) -> Any:
         """``CachingAutotuner``, whose ``benchmark_all_configs`` times kernel candidates; needs Triton, so it comes last."""
         autotuner = _part(_module("torch._inductor.runtime.triton_heuristics"), "CachingAutotuner")
-        _function(autotuner, "benchmark_all_configs")
+        for name in ("benchmark_all_configs", "copy_args_to_cpu_if_needed"):
+            _function(autotuner, name)
         return autotuner
+
+    def autotune_cache(self) -> Any:
+        """``AutotuneCache``; static ``create(...)`` answers what keeps which variant was the fastest, or None for nothing."""
+        cache = _part(_module("torch._inductor.runtime.autotune_cache"), "AutotuneCache")
+        _static(cache, "create")
+        return cache
+
+    def settings_that_choose(self) -> list[str]:
+        """Settings that are on and let torch choose by time where nobody can follow it, by name.
+
+        With them it chooses in another process or rank, in the partitioner, or while kernels run and by compiling more of
+        them. Read in 2.9.1 to 2.14.1; one that a version does not have is off.
+        """
+        inductor, functorch = self.inductor_config, _module("torch._functorch.config")
+        found = [name for name in _CHOOSING if getattr(inductor, name, False)]
+        if getattr(getattr(inductor, "triton", None), "multi_kernel", False):
+            found.append("triton.multi_kernel")
+        estimator = getattr(functorch, "activation_memory_budget_runtime_estimator", "")
+        if estimator == "profile" and getattr(functorch, "activation_memory_budget", 1.0) < 1.0:
+            found.append("activation_memory_budget_runtime_estimator")
+        return found
 
     def kernel_autotuner(self) -> Any:
         """Triton's ``Autotuner`` of a kernel under ``@triton.autotune``, whose ``_bench`` times one configuration.
