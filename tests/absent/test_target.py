@@ -341,6 +341,31 @@ def test_a_compile_that_reads_from_the_device_ends_before_anything_is_stored(bui
     ]
 
 
+#: Loads every stored graph as torch does, in a process that knows nothing of flexwarm; and says what its kernels save with.
+LOADS = """
+import pickle, sys
+names = set()
+class Told(pickle.Unpickler):
+    def find_class(self, module, name):
+        names.add(module.partition(".")[0])
+        return super().find_class(module, name)
+for path in sys.argv[1:]:
+    Told(open(path, "rb")).load()
+print(sorted(name for name in names if name == "flexwarm"), "flexwarm" in sys.modules)
+"""
+
+
+def test_what_is_stored_is_torchs_own_and_names_nothing_of_flexwarm(built: Flexwarm) -> None:
+    graphs = [path for path in stored(built) if "fxgraph" in path and not path.endswith(".lock")]
+    assert graphs
+    asked = subprocess.run([sys.executable, "-c", LOADS, *graphs], capture_output=True, text=True, timeout=120)
+    assert asked.returncode == 0, asked.stderr
+    assert asked.stdout.split("\n")[0] == "[] False"
+    # What a kernel saves its tuning with is there, for the GPU.
+    assert any(b"AutotuneCache" in Path(path).read_bytes() for path in graphs)
+    assert not any(b"keep_no_choice" in Path(path).read_bytes() for path in graphs)
+
+
 #: Triton's own module for the host, as a process asks for it where the driver lies in two directories.
 HOST_MODULE = """
 import inspect, os

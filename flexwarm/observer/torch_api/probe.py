@@ -116,9 +116,12 @@ class TorchApi:
         return autotuner
 
     def autotune_cache(self) -> Any:
-        """``AutotuneCache``; static ``create(...)`` answers what keeps which variant was the fastest, or None for nothing."""
+        """``AutotuneCache``, which keeps which variant was the fastest: its ``save(config, ...)`` writes.
+
+        A compiled kernel has that method of an instance, and is stored with it.
+        """
         cache = _part(_module("torch._inductor.runtime.autotune_cache"), "AutotuneCache")
-        _static(cache, "create")
+        _function(cache, "save")
         return cache
 
     def settings_that_choose(self) -> list[str]:
