@@ -14,7 +14,7 @@ DEFAULT_TORCH := torch==2.13.0
 TORCH ?= $(DEFAULT_TORCH)
 CUDA_TORCH ?= torch==2.14.1
 # One environment for each torch: two versions in one would mix their files.
-VENV := .venv$(if $(filter-out $(DEFAULT_TORCH),$(TORCH)),-$(subst ==,-,$(TORCH)))
+VENV := .venv$(if $(filter $(CUDA_TORCH),$(TORCH)),-cuda,$(if $(filter-out $(DEFAULT_TORCH),$(TORCH)),-$(subst ==,-,$(TORCH))))
 BIN := $(VENV)/bin
 # Nothing of the machine's own may decide a test.
 RUN := env -u FLEXWARM_STORE -u FLEXWARM_FORMAT -u TORCHINDUCTOR_CACHE_DIR -u TRITON_CACHE_DIR
