@@ -167,7 +167,7 @@ def test_each_tuning_of_a_kernel_of_the_users_is_reported_once(tmp_path: Path) -
         from pathlib import Path
         import triton
         from triton.runtime.autotuner import Autotuner
-        from flexwarm.events import from_line
+        from flexwarm.events import Compiled, Tuned, from_line
         from flexwarm.observer import compilers
         from flexwarm.observer.recorder import Recorder
         from flexwarm.observer.torch_api import resolve
@@ -197,9 +197,11 @@ def test_each_tuning_of_a_kernel_of_the_users_is_reported_once(tmp_path: Path) -
         second.run(1)
         single.run(1)
         said = [from_line(line) for line in Path("events").read_text().splitlines()]
-        print(json.dumps([[[event.what, event.detail] for event in said], len(Kernel.ran)]))
+        compiled = [[event.what, event.detail] for event in said if isinstance(event, Compiled)]
+        timed = [event.kernel for event in said if isinstance(event, Tuned)]
+        print(json.dumps([compiled, timed, len(Kernel.ran)]))
         """,
     )
     tuning = "@triton.autotune of add, {} configurations"
     # Each configuration once a tuning, and each call once.
-    assert answer == [[["autotune", tuning.format(n)] for n in (3, 3, 2)], 2 * 3 + 2 + 5]
+    assert answer == [[["autotune", tuning.format(n)] for n in (3, 3, 2)], ["add"] * (2 * 3 + 2), 2 * 3 + 2 + 5]
