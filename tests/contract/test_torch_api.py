@@ -40,6 +40,22 @@ def test_every_private_part_that_the_witnesses_rest_on_is_there() -> None:
     assert "is_backward" in inspect.signature(api.fx_cache.load_with_key).parameters
 
 
+def test_the_settings_under_which_torch_chooses_out_of_sight_are_there_and_off() -> None:
+    import torch._functorch.config as functorch
+
+    from flexwarm.observer.torch_api import probe
+
+    api = resolve()
+    for name in probe._CHOOSING:
+        assert hasattr(api.inductor_config, name), name
+    assert hasattr(api.inductor_config.triton, "multi_kernel")
+    assert api.settings_that_choose() == []
+    with api.inductor_config.patch({"coordinate_descent_tuning": True, "triton.multi_kernel": 1}):
+        assert api.settings_that_choose() == ["coordinate_descent_tuning", "triton.multi_kernel"]
+    with functorch.patch(activation_memory_budget_runtime_estimator="profile", activation_memory_budget=0.5):
+        assert api.settings_that_choose() == ["activation_memory_budget_runtime_estimator"]
+
+
 def test_a_torch_that_lacks_a_part_is_refused_by_version_and_name(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
     from torch._inductor.codecache import FxGraphCache
