@@ -281,11 +281,11 @@ def tuning_notes(untuned: Sequence[Untuned], tuned: Sequence[Tuned], reads: Sequ
     for left, what in _LEFT_OPEN.items():
         names = sorted({event.kernel for event in untuned if event.open is left})
         if names:
-            notes.append(f"untuned: {_and_more(names)}: {what}")
+            notes.append(f"untuned: {and_more(names)}: {what}")
     if reads:
         places = list(dict.fromkeys(read.place for _, read in reads))
         what = "what depends on them may be otherwise on the GPU"
-        notes.append(f"{reads[0][0]} reads values from a GPU that is not there, at {_and_more(places)}: {what}")
+        notes.append(f"{reads[0][0]} reads values from a GPU that is not there, at {and_more(places)}: {what}")
     if tuned:
         kernels, seconds = {event.kernel for event in tuned}, sum(event.seconds for event in tuned)
         notes.append(f"{len(kernels)} {'kernel was' if len(kernels) == 1 else 'kernels were'} tuned, in {seconds:.2g} s")
@@ -298,7 +298,8 @@ _LEFT_OPEN = {
 }
 
 
-def _and_more(names: Sequence[str]) -> str:
+def and_more(names: Sequence[str]) -> str:
+    """The first of some names, and how many others there are."""
     return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 
 

@@ -14,6 +14,7 @@ from typing import Any, Final
 from flexwarm import __version__, canonical, inventory, leases, ledger, manifest, reaper, toolchain
 from flexwarm.errors import BusyError, CorruptError, ExitCode, StoreError, UsageError
 from flexwarm.events import Open, Untuned
+from flexwarm.evidence import and_more
 from flexwarm.files import store_error, sync_directory, user_name, write_atomic
 from flexwarm.hazards import HazardCode
 from flexwarm.inventory import FaultKind
@@ -137,11 +138,10 @@ def left_out(job: JobEntry) -> list[Reason]:
     names = job.detail.get(LEFT_OUT, ())
     if not names:
         return []
-    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return [
         Reason(
             code=Code.UNTUNED,
-            message=f"it was built without the GPU, to which choices are left that its code depends on: {names[0]}{more}",
+            message=f"it was built without the GPU, to which choices are left that its code depends on: {and_more(names)}",
             hint="flexwarm build on the GPU, which finds the kernels to choose between compiled",
         )
     ]
