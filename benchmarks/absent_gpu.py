@@ -60,6 +60,36 @@ grad = false
 """
 
 
+#: Linear layers, attention and an optimizer's step, as a training program has them.
+STEP = """
+schema = 1
+
+[[role]]
+name = "trainer"
+processes = 1
+devices = "cuda:0"
+
+[[workload]]
+name = "step"
+step = "training:step"
+"""
+TRAINING = """
+import torch
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+
+def step(context):
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.GELU(), torch.nn.Linear(128, 64))
+    net = net.to(device=context.device, dtype=torch.bfloat16)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+    flex, update = torch.compile(flex_attention), torch.compile(optimizer.step)
+    mask = create_block_mask(lambda b, h, q, kv: q >= kv, None, None, 512, 512, device=context.device)
+    q, k, v = (net(torch.randn(1, 4, 512, 64, device=context.device, dtype=torch.bfloat16)) for _ in range(3))
+    flex(q, k, v, block_mask=mask).float().square().mean().backward()
+    update()
+"""
+
 #: Each of these is chosen by time, and the choice is part of the code.
 TUNED = """
 schema = 1
@@ -145,12 +175,12 @@ def flexwarm(command: str, spec: Path, store: Path, *options: str) -> tuple[dict
     began = time.perf_counter()
     argv = [sys.executable, "-m", "flexwarm", command, "--store", str(store), "--format", "json", *options]
     argv += ["--", sys.executable, str(spec)] if spec.suffix == ".py" else [str(spec)]
-    done = subprocess.run(argv, capture_output=True, text=True)
+    done = subprocess.run(argv, capture_output=True, text=True, cwd=spec.parent)
     seconds = time.perf_counter() - began
-    try:
-        return json.loads(done.stdout), seconds
-    except ValueError:
-        raise SystemExit(f"{' '.join(argv)} failed:\n{done.stderr}") from None
+    document: dict[str, Any] = json.loads(done.stdout or "{}")
+    if "jobs" not in document:
+        raise SystemExit(f"{' '.join(argv)} failed:\n{done.stdout}{done.stderr}")
+    return document, seconds
 
 
 def keys(store: Path) -> set[tuple[str, str, str]]:
@@ -183,16 +213,20 @@ def steps(text: str, target: tuple[str, ...]) -> None:
     with tempfile.TemporaryDirectory() as base:
         spec, made, real = Path(base, "spec.toml"), Path(base, "made"), Path(base, "real")
         spec.write_text(text)
+        Path(base, "training.py").write_text(TRAINING)
         print("| step | verdict | hits | compilers | tuning | first calls | command |\n|---|---|---|---|---|---|---|")
         row("build, null GPU", *flexwarm("build", spec, made, *target))
         row("verify, null GPU", *flexwarm("verify", spec, made, *target))
         before = choices(made)
         row("verify, real GPU", *flexwarm("verify", spec, made))
+        row("verify --allow-tuning, real GPU", *flexwarm("verify", spec, made, "--allow-tuning"))
+        allowed = choices(made)
         row("build, real GPU: tunes", *flexwarm("build", spec, made))
         row("verify, real GPU", *flexwarm("verify", spec, made))
         row("build from nothing, real GPU", *flexwarm("build", spec, real))
         print(f"keys: {len(keys(made))} and {len(keys(real))}, {len(keys(made) & keys(real))} in both")
-        print(f"choices by time in the bucket: {before} after the null GPU, {choices(made)} after the real one")
+        print(f"choices by time in the bucket: {before} after the null GPU, {allowed} when the launch may tune", end=", ")
+        print(f"{choices(made)} after a build on the real one")
 
 
 def run(program: Path, store: Path, *arguments: str) -> str:
@@ -208,7 +242,7 @@ def programs(target: tuple[str, ...]) -> None:
         for name, text in (("adamw", TRAIN), ("llama", LLAMA)):
             program, made, untuned, real = (Path(base, part) for part in (f"{name}.py", f"{name}-m", f"{name}-u", f"{name}-r"))
             program.write_text(text)
-            for command, options in (("build", target), ("verify", target), ("verify", ())):
+            for command, options in (("build", target), ("verify", target), ("verify", ()), ("verify", ("--allow-tuning",))):
                 document, seconds = flexwarm(command, program, made, *options)
                 print(f"{name}: {command} {' '.join(options)}: {document['verdict']}, {seconds:.1f} s", flush=True)
             shutil.copytree(made, untuned)
@@ -233,7 +267,7 @@ def main() -> None:
     if asked.programs:
         programs(target)
         return
-    for text in (SPEC, TUNED):
+    for text in (SPEC, STEP, TUNED):
         steps(text, target)
 
 

@@ -164,7 +164,7 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tuned:
-    """A GPU has timed a kernel's variants, which took ``seconds``."""
+    """A GPU has timed a kernel's variants, which took ``seconds``; ``kept``: others need not do it again."""
 
     KIND: ClassVar[str] = "tuned"
     t: float
@@ -172,6 +172,7 @@ class Tuned:
     kernel: str
     seconds: float
     graph: str = ""
+    kept: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -337,7 +338,11 @@ class JobStopped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFailed:
-    """The job raised."""
+    """The job raised.
+
+    Attributes:
+        unanswered: the last call before it that a GPU that is not there did not answer, and what to use instead.
+    """
 
     KIND: ClassVar[str] = "job_failed"
     t: float
@@ -345,6 +350,7 @@ class JobFailed:
     error: str
     message: str
     traceback: str
+    unanswered: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

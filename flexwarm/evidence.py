@@ -15,10 +15,6 @@ from flexwarm.events import (
     JobStopped,
     Layer,
     Lookup,
-    Open,
-    Read,
-    Tuned,
-    Untuned,
 )
 from flexwarm.hazards import SAID_AT_MOST, HazardCode
 from flexwarm.plan import Job
@@ -33,6 +29,8 @@ IN_DRILL = "in the drill: "
 #: The reason of a miss, or of a bypass, of each layer, and the layer's name for people.
 MISSES = {Layer.AOT: Code.AOT_MISS, Layer.FX: Code.FX_MISS, Layer.TRITON: Code.TRITON_MISS}
 BYPASSES = {Layer.AOT: Code.AOT_BYPASS, Layer.FX: Code.FX_BYPASS}
+#: Characters that are quoted of a command line.
+_QUOTED = 120
 LAYER_NAMES = {Layer.AOT: "AOTAutograd", Layer.FX: "FX graph", Layer.TRITON: "Triton"}
 
 
@@ -50,6 +48,26 @@ def layer_reasons(record: JobRecord) -> list[Reason]:
     return reasons
 
 
+def compiled_reason(event: Compiled, where: str = "") -> Reason:
+    """A compiler or an autotuner that started; ``where``: what the sentence begins with."""
+    if event.what != "autotune":
+        message = f"{where}{event.what} compiler started: {cut(event.detail)}"
+        return Reason(code=Code.COMPILED, message=message)
+    keeps = "flexwarm build keeps what is chosen"
+    if "@triton.autotune" in event.detail:
+        keeps = "TRITON_CACHE_AUTOTUNING=1 lets Triton keep what it tunes"
+    return Reason(
+        code=Code.COMPILED,
+        message=f"{where}kernels are tuned: {cut(event.detail)}",
+        hint=f"{keeps}; --allow-tuning lets each launch tune",
+    )
+
+
+def cut(text: str) -> str:
+    """What is quoted of a compiler's command line."""
+    return text if len(text) <= _QUOTED else f"{text[: _QUOTED - 1]}…"
+
+
 def end_reasons(record: JobRecord, worker: WorkerRecord) -> list[Reason]:
     job = record.job
     match record.end:
@@ -58,8 +76,9 @@ def end_reasons(record: JobRecord, worker: WorkerRecord) -> list[Reason]:
                 return []  # the hazard is the reason, and says more
             if any(seen.code is HazardCode.FOREIGN_PATCH and seen.fate == "raise" for seen in record.hazards):
                 return []
-            log = f"log: {worker.exit.log}" if worker.exit else ""
-            return [Reason(code=Code.RAISED, message=f"{failed.error}: {failed.message}", hint=log)]
+            hints = [unanswered_hint(failed.unanswered), f"log: {worker.exit.log}" if worker.exit else ""]
+            message = f"{failed.error}: {failed.message}"
+            return [Reason(code=Code.RAISED, message=message, hint="; ".join(filter(None, hints)))]
         case JobStopped():
             # Stopped at a miss that no layer reported would be our own fault, and must not be silence.
             if record.compiled or record.answers(Answer.MISS) or record.answers(Answer.BYPASS):
@@ -74,6 +93,11 @@ def end_reasons(record: JobRecord, worker: WorkerRecord) -> list[Reason]:
             if job.workload.step is not None:
                 done, what = len(record.steps), "calls of the step returned"
             return [Reason(code=Code.NO_EVIDENCE, message=f"only {done} of {job.workload.parts} {what}")]
+
+
+def unanswered_hint(call: str) -> str:
+    """What to do about a call that a GPU that is not there did not answer; empty if there was none."""
+    return f"a GPU that is not there does not answer {call}" if call else ""
 
 
 def is_guards_own(failed: JobFailed) -> bool:
@@ -246,19 +270,6 @@ def unserved_reasons(compiled: Sequence[Compiled], unserved: Sequence[Lookup]) -
     ]
 
 
-def untuned_reasons(untuned: Sequence[Untuned]) -> list[Reason]:
-    """What was read from a GPU that is not there, to be part of what was compiled."""
-    return [
-        Reason(code=Code.UNTUNED, message=f"a GPU that is not there was asked for {what}", hint="build this on the GPU")
-        for what in sorted({event.kernel for event in untuned if event.open is Open.VALUE})
-    ]
-
-
-def left_to_the_gpu(untuned: Sequence[Untuned]) -> bool:
-    """Whether a graph was compiled and not stored, because its code is chosen by time."""
-    return any(event.open is Open.GRAPH for event in untuned)
-
-
 def not_stored_reasons(keys: Set[tuple[str, str]]) -> list[Reason]:
     """What was compiled under (layer, key) and has no entry."""
     return [
@@ -269,38 +280,6 @@ def not_stored_reasons(keys: Set[tuple[str, str]]) -> list[Reason]:
         )
         for layer, key in sorted(keys)
     ]
-
-
-def tuning_notes(untuned: Sequence[Untuned], tuned: Sequence[Tuned], reads: Sequence[tuple[str, Read]]) -> list[str]:
-    """What a GPU that is not there leaves open; and what a GPU has timed.
-
-    Args:
-        reads: whose, such as ``rank 0``; and from where.
-    """
-    notes = []
-    for left, what in _LEFT_OPEN.items():
-        names = sorted({event.kernel for event in untuned if event.open is left})
-        if names:
-            notes.append(f"untuned: {and_more(names)}: {what}")
-    if reads:
-        places = list(dict.fromkeys(read.place for _, read in reads))
-        what = "what depends on them may be otherwise on the GPU"
-        notes.append(f"{reads[0][0]} reads values from a GPU that is not there, at {and_more(places)}: {what}")
-    if tuned:
-        kernels, seconds = {event.kernel for event in tuned}, sum(event.seconds for event in tuned)
-        notes.append(f"{len(kernels)} {'kernel was' if len(kernels) == 1 else 'kernels were'} tuned, in {seconds:.2g} s")
-    return notes
-
-
-_LEFT_OPEN = {
-    Open.VARIANT: "flexwarm build on the GPU times the variants, which are all compiled",
-    Open.GRAPH: "flexwarm build on the GPU chooses, of kernels that are compiled, and makes the graph",
-}
-
-
-def and_more(names: Sequence[str]) -> str:
-    """The first of some names, and how many others there are."""
-    return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 
 
 def result_reasons(record: JobRecord, worker: WorkerRecord) -> list[Reason]:

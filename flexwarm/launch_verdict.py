@@ -7,7 +7,7 @@ import signal
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
-from flexwarm import evidence, nodes
+from flexwarm import evidence, nodes, tuning
 from flexwarm.commandline import read, title
 from flexwarm.compiler_lines import cxx_source, subject
 from flexwarm.errors import ExitCode
@@ -21,8 +21,6 @@ from flexwarm.verdict import Outcome, outcome_of
 
 #: Calls that a note about ranks names.
 _NAMED = 3
-#: What is quoted of a compiler's command line.
-_DETAIL = 120
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +123,7 @@ def judge_built_launch(record: LaunchRecord, expected: Expectation, stored: Set[
 
 def _concluded(program: ProgramRecord, reasons: Sequence[Reason]) -> ProgramVerdict:
     compiled = bool(program.compiled) or any(lookup.answer is Answer.MISS for lookup in program.lookups)
-    outcome = outcome_of(reasons, compiled=compiled, untuned=evidence.left_to_the_gpu(program.untuned))
+    outcome = outcome_of(reasons, compiled=compiled, untuned=tuning.left_to_the_gpu(program.untuned))
     return ProgramVerdict(record=program, outcome=outcome, reasons=tuple(reasons))
 
 
@@ -177,7 +175,7 @@ def _compiler_reasons(record: LaunchRecord) -> list[Reason]:
     return [
         Reason(
             code=Code.COMPILED,
-            message=f"a compiler ran beside the caches: {_cut(subject(first.argv))} (process {first.pid}){more}",
+            message=f"a compiler ran beside the caches: {evidence.cut(subject(first.argv))} (process {first.pid}){more}",
             hint="what build tools make is not kept in the bucket: let the line run once more, or build it before the launch",
         )
     ]
@@ -208,10 +206,7 @@ def _miss_reasons(graph: GraphRecord) -> list[Reason]:
     asked = bool(graph.answers(Answer.MISS) or graph.answers(Answer.BYPASS))
     for event in graph.compiled:
         if not (asked and event.what == "inductor"):
-            what = f"{event.what} compiler started" if event.what != "autotune" else "kernels are tuned"
-            message = f"{_where(graph)}: {what}: {_cut(event.detail)}"
-            hint = "TRITON_CACHE_AUTOTUNING=1 lets Triton keep what it tunes" if "@triton.autotune" in event.detail else ""
-            reasons.append(Reason(code=Code.COMPILED, message=message, hint=hint))
+            reasons.append(evidence.compiled_reason(event, f"{_where(graph)}: "))
     return reasons
 
 
@@ -249,7 +244,7 @@ def _common_reasons(program: ProgramRecord, record: LaunchRecord, expected: Expe
         )
     reasons += evidence.seen_hazard_reasons(program.hazards)
     reasons += evidence.dense_reasons(program.dense)
-    reasons += evidence.untuned_reasons(program.untuned)
+    reasons += tuning.untuned_reasons(program.untuned)
     if program.hang is not None:
         reasons.append(hazard(HazardCode.COMPILE_DEADLOCK, program.hang.message))
         if record.ended is Ended.HUNG:
@@ -298,7 +293,8 @@ def _end_reasons(program: ProgramRecord, record: LaunchRecord) -> list[Reason]:
         return []
     if program.raised is not None and record.status == 0:
         # Also one that ended without a word afterwards: its own error is no excuse for that.
-        return [Reason(code=Code.RAISED, message=f"{_error(program.raised)}, and the command went on")]
+        message = f"{_error(program.raised)}, and the command went on"
+        return [Reason(code=Code.RAISED, message=message, hint=evidence.unanswered_hint(_unanswered([program])))]
     if program.said_bye:
         return []
     if program.went_on:
@@ -475,14 +471,25 @@ def _command_reasons(record: LaunchRecord) -> list[Reason]:
         return [Reason(code=Code.NO_EVIDENCE, message="the command was stopped at a hang, and no program said at which")]
     if record.ended is not Ended.BY_ITSELF or record.status == 0:
         return []
-    return [Reason(code=Code.COMMAND_FAILED, message=_how_it_failed(record))]
+    hint = evidence.unanswered_hint(_unanswered(_failed(record)))
+    return [Reason(code=Code.COMMAND_FAILED, message=_how_it_failed(record), hint=hint)]
 
 
-def _how_it_failed(record: LaunchRecord) -> str:
+def _failed(record: LaunchRecord) -> list[ProgramRecord]:
+    """The programs that are known to have failed, the first of them first."""
     failed = [program for program in record.programs if program.raised or (_left(program) and program in record.judged)]
     # A program of which nothing else is known, if the command ended as it did.
     failed = failed or [program for program in record.programs if _left(program) == record.status]
-    first = min(failed, key=_failed_at, default=None)
+    return sorted(failed, key=_failed_at)
+
+
+def _unanswered(failed: Sequence[ProgramRecord]) -> str:
+    """The call that a GPU that is not there did not answer, in the first of some programs that made such a one."""
+    return next((x.summary.unanswered for x in failed if x.summary is not None and x.summary.unanswered), "")
+
+
+def _how_it_failed(record: LaunchRecord) -> str:
+    first = next(iter(_failed(record)), None)
     why = ""
     if first is not None:
         told = _error(first.raised) if first.raised is not None else _leave(first)
@@ -513,10 +520,6 @@ def _error(raised: Raised) -> str:
     """An error on one line: of a message with several, the first that has words."""
     said = next((line.strip() for line in raised.message.splitlines() if any(map(str.isalnum, line))), "")
     return f"{raised.error}: {said} ({raised.place})" if said else f"{raised.error} ({raised.place})"
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _DETAIL else f"{text[: _DETAIL - 1]}…"
 
 
 def describe_status(status: int) -> str:
@@ -646,7 +649,7 @@ def _rank_notes(record: LaunchRecord) -> list[str]:
 def _tuning_notes(record: LaunchRecord) -> list[str]:
     programs = record.judged
     untuned, tuned = [x for program in programs for x in program.untuned], [x for program in programs for x in program.tuned]
-    return evidence.tuning_notes(untuned, tuned, [(program.name, read) for program in programs for read in program.reads])
+    return tuning.notes(untuned, tuned, [(program.name, read) for program in programs for read in program.reads])
 
 
 def only_hazards(verdict: LaunchVerdict) -> bool:

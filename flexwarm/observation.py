@@ -8,9 +8,9 @@ from typing import Any
 
 from flexwarm.canonical import StrEnum, plain
 from flexwarm.nodes import NodeFacts
-from flexwarm.request import Backward, Guard
+from flexwarm.request import Backward, Guard, Tuning
 
-SCHEMA = 1
+SCHEMA = 2
 
 #: Names the file; every process of the launch inherits it.
 VARIABLE = "FLEXWARM_OBSERVE"
@@ -48,6 +48,7 @@ class Observation:
     hang_seconds: float
     variables: Mapping[str, str]
     node: NodeFacts | None = None
+    tuning: Tuning = Tuning.MISS
 
     def to_json(self) -> dict[str, Any]:
         data: dict[str, Any] = plain(self)
@@ -64,6 +65,6 @@ class Observation:
             raise ValueError(f"an observation of schema {data.get('schema')!r}; this flexwarm knows {SCHEMA}")
         fields = {key: value for key, value in data.items() if key != "schema"}
         fields["on_miss"], fields["guard"] = OnMiss(data["on_miss"]), Guard(data["guard"])
-        fields["backward"] = Backward(data["backward"])
+        fields["backward"], fields["tuning"] = Backward(data["backward"]), Tuning(data["tuning"])
         fields["node"] = NodeFacts.from_json(data["node"]) if data.get("node") is not None else None
         return cls(**fields)

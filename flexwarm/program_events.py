@@ -166,6 +166,7 @@ class Summary:
         status: the exit status, as far as the program can know it: see :mod:`flexwarm.attach.leaving`.
         why: of a status that is not 0: the error that was being handled when it was asked for, the words that the program
             left with, or the place where it asked.
+        unanswered: as :attr:`flexwarm.events.JobFailed.unanswered`.
     """
 
     KIND: ClassVar[str] = "summary"
@@ -175,6 +176,7 @@ class Summary:
     how: str
     status: int | None = None
     why: str = ""
+    unanswered: str = ""
 
 
 ProgramEvent: TypeAlias = Program | Forked | Silenced | Placed | Called | Held | Spent | Raised | Moved | Nodes | Summary

@@ -10,7 +10,7 @@ from flexwarm.canonical import StrEnum, plain
 from flexwarm.topology import LaneContext
 from flexwarm.workload import Workload, workload_from_json
 
-SCHEMA = 3
+SCHEMA = 4
 
 #: How long a drill holds a lane inside one trace at most.
 HOLD_SECONDS = 10.0
@@ -39,6 +39,14 @@ class Backward(StrEnum):
     CALLER = "caller"  # the thread that calls backward
 
 
+class Tuning(StrEnum):
+    """What a worker or an observed program does where a GPU is to choose between a kernel's variants, all of them compiled."""
+
+    MISS = "miss"  # as at a compile
+    TRY = "try"  # time them, and keep nothing: so will the launch
+    KEEP = "keep"  # time them, and keep what was the fastest
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conduct:
     """What is asked of every worker of a run.
@@ -53,6 +61,7 @@ class Conduct:
     backward: Backward = Backward.ENGINE
     hang_seconds: float = 60.0
     computes: bool = True
+    tuning: Tuning = Tuning.MISS
 
     @property
     def remedy(self) -> str:
@@ -107,6 +116,7 @@ class WorkerRequest:
             backward=Backward(conduct["backward"]),
             hang_seconds=conduct["hang_seconds"],
             computes=conduct["computes"],
+            tuning=Tuning(conduct["tuning"]),
         )
         fields["context"] = LaneContext(data["context"])
         fields["jobs"] = tuple(JobRequest(**{**job, "workload": workload_from_json(job["workload"])}) for job in data["jobs"])

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from flexwarm import evidence
+from flexwarm import evidence, tuning
 from flexwarm.canonical import StrEnum
 from flexwarm.errors import ExitCode
 from flexwarm.events import Answer
@@ -142,7 +142,7 @@ def notes(record: Record) -> list[str]:
     """What is to be known beside the reasons, one sentence each."""
     jobs = record.jobs.values()
     untuned, tuned = [x for job in jobs for x in job.untuned], [x for job in jobs for x in job.tuned]
-    return evidence.tuning_notes(untuned, tuned, [(job.job.id, read) for job in jobs for read in job.reads])
+    return tuning.notes(untuned, tuned, [(job.job.id, read) for job in jobs for read in job.reads])
 
 
 def _judge_verified_job(
@@ -154,10 +154,7 @@ def _judge_verified_job(
 ) -> JobVerdict:
     job = job_record.job
     reasons = evidence.layer_reasons(job_record)
-    reasons += [
-        Reason(code=Code.COMPILED, message=f"{event.what} compiler started: {event.detail[:120]}")
-        for event in job_record.compiled
-    ]
+    reasons += [evidence.compiled_reason(event) for event in job_record.compiled]
     missed = bool(reasons)
     reasons += evidence.hazard_reasons(job_record)
     reasons += evidence.end_reasons(job_record, record.worker_of(job))
@@ -171,7 +168,7 @@ def _judge_verified_job(
         reasons += notes.get(job.id, ())
     reasons += [reason for reason in left_open if reason not in reasons]
     reasons += evidence.result_reasons(job_record, record.worker_of(job))
-    reasons += evidence.untuned_reasons(job_record.untuned)
+    reasons += tuning.untuned_reasons(job_record.untuned)
     return JobVerdict(job=job, outcome=_outcome(job_record, reasons), reasons=tuple(reasons), record=job_record)
 
 
@@ -205,7 +202,7 @@ def _judge_built_job(job_record: JobRecord, record: Record, stored: frozenset[tu
     if all(lane.ran_to_end for lane in lanes):
         reasons += evidence.layer_evidence_reasons(lanes)
     reasons += evidence.result_reasons(job_record, record.worker_of(job))
-    reasons += evidence.untuned_reasons(job_record.untuned)
+    reasons += tuning.untuned_reasons(job_record.untuned)
     return JobVerdict(job=job, outcome=_outcome(job_record, reasons), reasons=tuple(reasons), record=job_record)
 
 
@@ -226,7 +223,7 @@ _OUTCOMES: Mapping[Outcome, tuple[Code, ...]] = {
 
 def _outcome(record: JobRecord, reasons: Iterable[Reason]) -> Outcome:
     compiled = bool(record.answers(Answer.MISS) or record.compiled)
-    return outcome_of(reasons, compiled=compiled, untuned=evidence.left_to_the_gpu(record.untuned))
+    return outcome_of(reasons, compiled=compiled, untuned=tuning.left_to_the_gpu(record.untuned))
 
 
 def outcome_of(reasons: Iterable[Reason], *, compiled: bool, untuned: bool) -> Outcome:

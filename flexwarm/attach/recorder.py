@@ -66,7 +66,8 @@ class ProgramRecorder(Recorder):
         self.subject_here: Callable[[], str] = lambda: ""
         self.before_hold: Callable[[], None] = lambda: None
         self._file = self._path()
-        super().__init__(self._file, Purpose.VERIFY if observation.on_miss is OnMiss.FAIL else Purpose.BUILD)
+        purpose = Purpose.VERIFY if observation.on_miss is OnMiss.FAIL else Purpose.BUILD
+        super().__init__(self._file, purpose, observation.tuning)
         self._identity = _identity(self._fd)
         super().emit(describe(None))
 

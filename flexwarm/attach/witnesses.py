@@ -34,7 +34,7 @@ from flexwarm.events import Bye, Refused, Settings, Sources
 from flexwarm.observation import Observation
 from flexwarm.observer import absent, caches, compilers, dense, limits, sources, stand_in, watchdog
 from flexwarm.observer.guard import GuardWatch
-from flexwarm.observer.torch_api import TorchApi, graphs
+from flexwarm.observer.torch_api import TorchApi, graphs, sizes
 from flexwarm.observer.torch_api.tracing import resolve_tracing
 from flexwarm.program_events import COMPILE_WORKER, Called, Moved, Placed, Program, Raised, Summary
 from flexwarm.request import Guard
@@ -101,6 +101,8 @@ class Attached:
         recorder, api = self.recorder, self._api
         choices = self._choices
         if choices is not None:
+            self._try("sizes", sizes.count_on_processor)
+            self._when("torch._dynamo", sizes.hide_from_dynamo)
             absent.watch_times(choices)
             absent.watch_reads(recorder, lambda: bool(self._called) and not choices.copying)
         recorder.device_here = lambda: f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_initialized() else ""
@@ -365,7 +367,17 @@ class Attached:
             self._tell_sources()
         counters = {name: count - self._inherited.get(name, 0) for name, count in self._count().items()}
         checks = recorder.checks()
-        recorder.emit(Summary(t=time.time(), counters=counters, checks=checks, how=how, status=left[0], why=left[1]))
+        recorder.emit(
+            Summary(
+                t=time.time(),
+                counters=counters,
+                checks=checks,
+                how=how,
+                status=left[0],
+                why=left[1],
+                unanswered=stand_in.unanswered(),
+            )
+        )
 
     def _count(self) -> dict[str, int]:
         return caches.read_counters(self._api) if "torch._dynamo.utils" in sys.modules else {}

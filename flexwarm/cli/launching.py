@@ -13,7 +13,7 @@ from flexwarm.cli.session import Session
 from flexwarm.errors import UsageError
 from flexwarm.launch import Limits
 from flexwarm.ops.launch_line import LaunchOptions, LaunchResult, LaunchWatcher
-from flexwarm.request import Backward, Guard
+from flexwarm.request import Backward, Guard, Tuning
 from flexwarm.target import Target
 
 LaunchOperation = Callable[[LaunchOptions, Mapping[str, str], LaunchWatcher], LaunchResult]
@@ -28,6 +28,7 @@ def launch_options(
     backward: str,
     expect_ranks: int | None,
     target: Target | None = None,
+    tuning: Tuning = Tuning.MISS,
 ) -> LaunchOptions:
     """The options of a launch line, from those of the command line.
 
@@ -50,6 +51,7 @@ def launch_options(
         backward=Backward(backward),
         expect_ranks=expect_ranks,
         target=target,
+        tuning=tuning,
         # Standard output is data: with JSON it is the document alone, and the command's goes where people look.
         stdout=sys.__stderr__ if session.json else None,
     )

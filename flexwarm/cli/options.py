@@ -14,7 +14,7 @@ from click.core import ParameterSource
 
 from flexwarm.errors import UsageError
 from flexwarm.launch import Limits
-from flexwarm.request import Backward, Guard
+from flexwarm.request import Backward, Guard, Tuning
 from flexwarm.target import Target
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -133,6 +133,20 @@ def target_option(function: F) -> F:
         metavar="PROFILE[:COUNT]",
         help="Work for COUNT GPUs that are not here, of a kind that flexwarm knows (h200) or of a profile's file.",
     )(function)
+
+
+def allow_tuning_option(allowed: Tuning) -> Callable[[F], F]:
+    """Whether tuning counts as a compile; passed on as ``tuning``, which is ``allowed`` where it does not."""
+
+    def decorate(function: F) -> F:
+        @wraps(function)
+        def with_tuning(*args: Any, allow_tuning: bool, **kwargs: Any) -> Any:
+            return function(*args, tuning=allowed if allow_tuning else Tuning.MISS, **kwargs)
+
+        text = "Let a GPU time the variants of kernels that are all compiled, which else counts as a compile."
+        return click.option("--allow-tuning", is_flag=True, help=text)(with_tuning)  # type: ignore[return-value]
+
+    return decorate
 
 
 def lock_wait_option(function: F) -> F:

@@ -10,7 +10,7 @@ from flexwarm.cli.session import Session
 from flexwarm.errors import UsageError
 from flexwarm.launch import Limits
 from flexwarm.ops.run import RunOptions, RunResult, Watcher
-from flexwarm.request import Backward, Guard
+from flexwarm.request import Backward, Guard, Tuning
 from flexwarm.target import Target
 
 Operation = Callable[[RunOptions, Mapping[str, str], Watcher], RunResult]
@@ -26,6 +26,7 @@ def run_options(
     backward: str,
     drill: bool = True,
     target: Target | None = None,
+    tuning: Tuning = Tuning.MISS,
 ) -> RunOptions:
     """The options of a run, from those of the command line.
 
@@ -44,6 +45,7 @@ def run_options(
         backward=Backward(backward),
         drill=drill,
         target=target,
+        tuning=tuning,
     )
 
 

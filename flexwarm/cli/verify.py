@@ -9,6 +9,7 @@ import click
 
 from flexwarm.cli.options import (
     LaunchLineCommand,
+    allow_tuning_option,
     expect_ranks_option,
     guard_options,
     limit_options,
@@ -20,6 +21,7 @@ from flexwarm.cli.options import (
 )
 from flexwarm.cli.session import Session, common_options
 from flexwarm.launch import Limits
+from flexwarm.request import Tuning
 from flexwarm.target import Target
 
 
@@ -27,6 +29,7 @@ from flexwarm.target import Target
 @spec_argument
 @click.option("--fast", is_flag=True, help="Only ask whether anything changed since the last proof; torch is not started.")
 @click.option("--no-drill", is_flag=True, help="Leave out the drill of ranks with several lanes; the verdict says so.")
+@allow_tuning_option(Tuning.TRY)
 @expect_ranks_option
 @guard_options
 @target_option
@@ -38,6 +41,7 @@ def command(
     argv: tuple[str, ...] | None,
     fast: bool,
     no_drill: bool,
+    tuning: Tuning,
     expect_ranks: int | None,
     guard: str,
     backward: str,
@@ -61,13 +65,21 @@ def command(
 
         refuse_for_line(fast, "--fast", "the proof of a launch line is the launch; --fast is for specs")
         refuse_for_line(no_drill, "--no-drill", "a launch line is not drilled; the drill is for specs")
-        line = launch_options(session, argv, limits, lock_wait_seconds, guard, backward, expect_ranks, target)
+        line = launch_options(session, argv, limits, lock_wait_seconds, guard, backward, expect_ranks, target, tuning)
         return launch_and_render(session, line, verify_launch)
     refuse_for_spec(expect_ranks)
     from flexwarm.cli.running import run_and_render, run_options
     from flexwarm.ops.verify import verify
 
     options = run_options(
-        session, found, limits, lock_wait_seconds, guard=guard, backward=backward, drill=not no_drill, target=target
+        session,
+        found,
+        limits,
+        lock_wait_seconds,
+        guard=guard,
+        backward=backward,
+        drill=not no_drill,
+        target=target,
+        tuning=tuning,
     )
     return run_and_render(session, options, partial(verify, fast=fast))

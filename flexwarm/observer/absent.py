@@ -196,14 +196,7 @@ def watch_variants(api: TorchApi, choices: Choices) -> None:
 
     autotuner.benchmark_all_configs = announced
     autotuner.copy_args_to_cpu_if_needed = choices.setting_aside(autotuner.copy_args_to_cpu_if_needed)
-    cache = api.autotune_cache()
-
-    # A stored graph names this function, by the name that it has: on a GPU that is torch's own.
-    @functools.wraps(cache.save)
-    def keep_no_choice(self: Any, *args: Any, **kwargs: Any) -> None:
-        """In place of writing which variant was the fastest."""
-
-    cache.save = keep_no_choice
+    compilers.keep_no_choice(api)
 
 
 def watch_kernel_variants(api: TorchApi, choices: Choices) -> None:

@@ -7,6 +7,7 @@ import os
 import sys
 import time
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from flexwarm.compiler_lines import classify, split
@@ -14,6 +15,7 @@ from flexwarm.events import Answer, Layer
 from flexwarm.observer.caches import say
 from flexwarm.observer.recorder import Recorder
 from flexwarm.observer.torch_api import TorchApi
+from flexwarm.request import Tuning
 
 _EVENTS = ("subprocess.Popen", "os.posix_spawn", "os.exec", "os.system")
 
@@ -91,11 +93,25 @@ def watch_autotune(api: TorchApi, recorder: Recorder) -> None:
 
     def reporting_benchmark(self: Any, *args: Any, **kwargs: Any) -> Any:
         kernel = api.kernel_of(self)
-        recorder.compiled("autotune", kernel)
+        recorder.tunes(kernel)
         with recorder.tuning(kernel):
             return benchmark(self, *args, **kwargs)
 
     autotuner.benchmark_all_configs = reporting_benchmark
+    if recorder.on_tuning is Tuning.TRY:
+        keep_no_choice(api)
+
+
+def keep_no_choice(api: TorchApi) -> None:
+    """Inductor does not write which of a kernel's variants was the fastest; it still reads what others wrote."""
+    cache = api.autotune_cache()
+
+    # A stored kernel names this function, by the name that it has: elsewhere that is torch's own.
+    @functools.wraps(cache.save)
+    def keep_nothing(self: Any, *args: Any, **kwargs: Any) -> None:
+        """In place of writing it."""
+
+    cache.save = keep_nothing
 
 
 def watch_kernel_autotune(api: TorchApi, recorder: Recorder) -> None:
@@ -109,11 +125,35 @@ def watch_kernel_autotune(api: TorchApi, recorder: Recorder) -> None:
         tuned, name = len(self.cache), api.kernel_of(self)
         if told.get(self) != tuned:  # the first configuration of this tuning
             told[self] = tuned
-            recorder.compiled("autotune", f"@triton.autotune of {name}, {len(self.configs)} configurations")
+            recorder.tunes(f"@triton.autotune of {name}, {len(self.configs)} configurations")
         with recorder.tuning(name):
             return benchmark(self, *args, **kwargs)
 
     autotuner._bench = reporting_benchmark
+    if recorder.on_tuning is Tuning.TRY:
+        _keep_no_times(autotuner)
+
+
+class _Timed(Exception):
+    """The way past what Triton does once it has timed."""
+
+
+def _keep_no_times(autotuner: Any) -> None:
+    """Triton does not write how long the configurations of a kernel took; it still reads what others wrote."""
+    check = autotuner.check_disk_cache
+
+    @functools.wraps(check)
+    def check_only(self: Any, key: Any, configs: Any, benchmark: Callable[[], None]) -> bool:
+        def benchmark_and_leave() -> None:
+            benchmark()
+            raise _Timed
+
+        try:
+            return bool(check(self, key, configs, benchmark_and_leave))
+        except _Timed:
+            return False
+
+    autotuner.check_disk_cache = check_only
 
 
 def triton_cache() -> dict[str, str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from flexwarm import events
 from flexwarm.events import Compiled, Event, Heartbeat, Layer, LeftOut, Open, Phase, Progress, Tuned, Untuned
-from flexwarm.request import Purpose
+from flexwarm.request import Purpose, Tuning
 
 
 class StopAtMiss(BaseException):
@@ -50,10 +50,12 @@ class Recorder:
         here: has the calling thread's seat as ``seat``, which counts its checks: no such attribute, or None, if it has none.
     """
 
-    def __init__(self, path: Path, purpose: Purpose) -> None:
+    def __init__(self, path: Path, purpose: Purpose, tuning: Tuning = Tuning.MISS) -> None:
         self._fd = self._open(path)
         self._pid = os.getpid()
         self.purpose = purpose
+        #: What is done where a GPU is to choose between variants of a kernel.
+        self.on_tuning = tuning
         self.here = threading.local()
         self._seats: dict[str, Seat] = {}
         #: The device that the calling thread serves, where it has no seat; empty if that cannot be known.
@@ -144,6 +146,11 @@ class Recorder:
         """What was compiled under a key is not stored, and on purpose."""
         self.emit(LeftOut(t=time.time(), job=self.job, layer=layer, key=key, graph=self.graph_here()))
 
+    def tunes(self, detail: str) -> None:
+        """Variants of a kernel are about to be timed, which is like a compile unless it is allowed."""
+        if self.on_tuning is Tuning.MISS:
+            self.compiled("autotune", detail)
+
     @contextmanager
     def tuning(self, kernel: str) -> Iterator[None]:
         """A GPU times a kernel's variants."""
@@ -152,7 +159,8 @@ class Recorder:
             yield
         finally:
             seconds = round(time.perf_counter() - began, 6)
-            self.emit(Tuned(t=time.time(), job=self.job, kernel=kernel, seconds=seconds, graph=self.graph_here()))
+            kept, graph = self.on_tuning is not Tuning.TRY, self.graph_here()
+            self.emit(Tuned(t=time.time(), job=self.job, kernel=kernel, seconds=seconds, graph=graph, kept=kept))
 
     def spent(self, seconds: float) -> None:
         """A graph was compiled, which took so long. A worker has no use for it: it times its calls."""

@@ -21,7 +21,7 @@ def _driver() -> ctypes.CDLL | None:
     """The null GPU, if it is loaded: it is preloaded, so it is there before anything else or never."""
     try:
         driver = ctypes.CDLL(_DRIVER, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
-        driver.nullgpu_profile.restype = ctypes.c_char_p
+        driver.nullgpu_profile.restype = driver.nullgpu_unanswered.restype = ctypes.c_char_p
         driver.nullgpu_reads.restype = driver.nullgpu_timings.restype = ctypes.c_ulonglong
         driver.nullgpu_on_read.restype = None
     except (OSError, AttributeError):
@@ -70,6 +70,12 @@ def reads() -> int:
     """How often the calling thread has copied something from a GPU that is not there; 0 where there is none such."""
     driver = _driver()
     return int(driver.nullgpu_reads()) if driver is not None else 0
+
+
+def unanswered() -> str:
+    """The last call of this process that a GPU that is not there did not answer, and what does the same; empty if none."""
+    driver = _driver()
+    return os.fsdecode(driver.nullgpu_unanswered() or b"") if driver is not None else ""
 
 
 #: What the driver calls, for as long as it may: Python must not let go of it.

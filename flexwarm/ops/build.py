@@ -15,7 +15,7 @@ from flexwarm.ops.run import RunOptions, RunResult, Watcher, run_workers
 from flexwarm.record import JobRecord, Record
 from flexwarm.request import Purpose
 from flexwarm.store import Bucket
-from flexwarm.verdict import Verdict, conclude, judge_build
+from flexwarm.verdict import Verdict, conclude, judge_build, notes
 
 
 def prepare_build(options: RunOptions, environ: Mapping[str, str], *, create: bool = True) -> Prepared:
@@ -208,4 +208,5 @@ def _result(
         target=prepared.target.title if prepared.target is not None else None,
         built_for=publish.origins(current),
         remedy=remedy,
+        notes=notes(record),
     )

@@ -13,7 +13,7 @@ from flexwarm.manifest import JobEntry, Manifest
 from flexwarm.modules import Source
 from flexwarm.ops import publish
 from flexwarm.ops.fingerprint import read as read_fingerprint
-from flexwarm.ops.prepare import DRILL, GUARD, Machine, Prepared
+from flexwarm.ops.prepare import DRILL, GUARD, TUNING, Machine, Prepared
 from flexwarm.plan import Job
 from flexwarm.proof import JobProof
 from flexwarm.reasons import Code, Reason
@@ -82,7 +82,7 @@ def changes_since_proof(proven: JobProof, now: Mapping[str, str], sources: Mappi
         old, new = proven.context.get(name), now.get(name)
         if old != new:
             code = Code.ENV_CHANGED if name.startswith("env.") else Code.FINGERPRINT_CHANGED
-            code = Code.NOT_PROVEN if name in (GUARD, DRILL) else code
+            code = Code.NOT_PROVEN if name in (GUARD, DRILL, TUNING) else code
             reasons.append(
                 Reason(
                     code=code,

@@ -28,7 +28,7 @@ from flexwarm.ops.run import run_directory
 from flexwarm.plan import COMPILE_THREADS, bucket_environment
 from flexwarm.programs import Ended, LaunchRecord, ProgramRecord, fold_launch
 from flexwarm.reasons import Code, Kind, Reason, weigh
-from flexwarm.request import Backward, Conduct, Guard, Purpose
+from flexwarm.request import Backward, Conduct, Guard, Purpose, Tuning
 from flexwarm.store import Bucket
 from flexwarm.target import Target
 
@@ -48,6 +48,7 @@ class LaunchOptions:
         limit_seconds: of the whole command; None for none.
         hang_seconds: as :attr:`flexwarm.request.Conduct.hang_seconds`.
         stdout: where the command's standard output goes; None for our own.
+        tuning: what the programs do where a GPU is to choose between a kernel's variants.
     """
 
     argv: tuple[str, ...]
@@ -61,6 +62,7 @@ class LaunchOptions:
     expect_ranks: int | None = None
     target: Target | None = None
     stdout: IO[str] | None = None
+    tuning: Tuning = Tuning.MISS
 
     @property
     def remedy(self) -> str:
@@ -234,6 +236,7 @@ def _observe_in(
         hang_seconds=options.hang_seconds,
         variables=variables,
         node=facts,
+        tuning=options.tuning,
     )
     told.write_text(json.dumps(observation.to_json(), indent=1))
     path = [str(SITE), *filter(None, [environ.get(PYTHONPATH, "")])]

@@ -149,10 +149,12 @@ def find_machine(
 
 
 #: Names of what a verification did beside looking at keys, in a proof's context.
-GUARD, DRILL = "the guard", "the drill"
+GUARD, DRILL, TUNING = "the guard", "the drill", "tuning"
+#: What is said under the last.
+NO_TUNING, TUNING_LEFT = "none", "left to the launch"
 
 
-def context(prepared: Prepared, environ: Mapping[str, str], *, guard: str, drill: str) -> dict[str, str]:
+def context(prepared: Prepared, environ: Mapping[str, str], *, guard: str, drill: str, tuning: str) -> dict[str, str]:
     """All that the parent can see and that may decide whether a launch hits: what ``--fast`` compares with the proof.
 
     The variables that flexwarm sets itself are left out, so that it does not matter whether a shell has them already.
@@ -160,6 +162,7 @@ def context(prepared: Prepared, environ: Mapping[str, str], *, guard: str, drill
     Args:
         guard: as :attr:`flexwarm.request.Conduct.remedy`: what is proven with the remedy is not proven without.
         drill: a :class:`flexwarm.ops.drill.DrillState` that the proof has.
+        tuning: whether a launch still has some to do, ``NO_TUNING`` or ``TUNING_LEFT``.
     """
     own = {f"env.{name}" for name in bucket_environment(str(prepared.bucket.path))}
     table = {**prepared.fingerprint.select, **prepared.fingerprint.explain}
@@ -167,7 +170,7 @@ def context(prepared: Prepared, environ: Mapping[str, str], *, guard: str, drill
     # Equal shares have equal keys is what a plan assumes; a proof is of the ranks that ran.
     table["topology.ranks"] = str(len(prepared.plan.workers))
     table["topology.lanes"] = " ".join(f"{len(x.lanes)}:{x.context.value}:{x.stagger_seconds:g}" for x in prepared.plan.workers)
-    table[GUARD], table[DRILL] = guard, drill
+    table[GUARD], table[DRILL], table[TUNING] = guard, drill, tuning
     # What is proven on a GPU that is not there is proven of no real one.
     table[STANDS_IN] = prepared.components[STANDS_IN]
     if prepared.sources:  # the same name may find another file from elsewhere

@@ -14,7 +14,6 @@ from typing import Any, Final
 from flexwarm import __version__, canonical, inventory, leases, ledger, manifest, reaper, toolchain
 from flexwarm.errors import BusyError, CorruptError, ExitCode, StoreError, UsageError
 from flexwarm.events import Open, Untuned
-from flexwarm.evidence import and_more
 from flexwarm.files import store_error, sync_directory, user_name, write_atomic
 from flexwarm.hazards import HazardCode
 from flexwarm.inventory import FaultKind
@@ -26,6 +25,7 @@ from flexwarm.record import Record
 from flexwarm.store import Bucket
 from flexwarm.target import Target
 from flexwarm.toolchain import profiles
+from flexwarm.tuning import and_more
 
 #: With less than this free, a build that failed may well have failed for that.
 SPACE_BYTES = 1_000_000

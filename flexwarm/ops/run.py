@@ -19,7 +19,7 @@ from flexwarm.ops.drill import DrillResult
 from flexwarm.ops.prepare import Prepared
 from flexwarm.plan import Plan
 from flexwarm.record import Record, fold
-from flexwarm.request import Backward, Conduct, Guard, Purpose
+from flexwarm.request import Backward, Conduct, Guard, Purpose, Tuning
 from flexwarm.store import Bucket
 from flexwarm.target import Target
 from flexwarm.verdict import Verdict
@@ -39,6 +39,7 @@ class RunOptions:
     Attributes:
         drill: let a verification of ranks with several lanes end with the drill.
         target: GPUs that are not here.
+        tuning: what a verification does where a GPU is to choose between a kernel's variants.
     """
 
     spec: Path
@@ -50,6 +51,7 @@ class RunOptions:
     backward: Backward = Backward.ENGINE
     drill: bool = True
     target: Target | None = None
+    tuning: Tuning = Tuning.MISS
 
     def conduct(self, purpose: Purpose) -> Conduct:
         """What is asked of the workers of a run for ``purpose``."""
@@ -59,6 +61,7 @@ class RunOptions:
             backward=self.backward,
             hang_seconds=self.limits.hang_seconds,
             computes=self.target is None,
+            tuning=self.tuning if purpose is Purpose.VERIFY else Tuning.MISS,
         )
 
 
@@ -90,6 +93,7 @@ class RunResult:
         drill: what became of the drill; None for a build.
         target: GPUs that were not there, as :attr:`flexwarm.target.Target.title`; None where all were.
         built_for: of the bucket's jobs that were built without their GPU: which, where, by whom and from what.
+        notes: what is to be known beside the reasons.
     """
 
     verdict: Verdict
@@ -107,6 +111,7 @@ class RunResult:
     drill: DrillResult | None = None
     target: str | None = None
     built_for: Sequence[Mapping[str, Any]] = ()
+    notes: Sequence[str] = ()
 
 
 def run_workers(

@@ -13,15 +13,27 @@ from flexwarm.manifest import JobEntry, Manifest
 from flexwarm.ops import before_launch, publish
 from flexwarm.ops.differences import changes_since_proof, differences_since_build, no_bucket
 from flexwarm.ops.drill import DrillResult, DrillState, drill_plan, run_drill, wanted_state
-from flexwarm.ops.prepare import DRILL, Prepared, context, foreign_cache, prepare, worker_components
+from flexwarm.ops.prepare import (
+    DRILL,
+    NO_TUNING,
+    TUNING,
+    TUNING_LEFT,
+    Prepared,
+    context,
+    foreign_cache,
+    prepare,
+    worker_components,
+)
 from flexwarm.ops.run import RunOptions, RunResult, Watcher, run_workers
 from flexwarm.plan import COMPILE_THREADS, Job, Plan
 from flexwarm.proof import JobProof, Proof
 from flexwarm.reasons import Code, Kind, Reason, is_hazard
 from flexwarm.record import Record
-from flexwarm.request import Purpose
+from flexwarm.request import Purpose, Tuning
 from flexwarm.store import Bucket
+from flexwarm.tuning import AT_EACH_LAUNCH
 from flexwarm.verdict import JobVerdict, Outcome, Verdict, conclude, judge_verify, with_drill
+from flexwarm.verdict import notes as notes_of
 
 
 def verify(options: RunOptions, environ: Mapping[str, str], watcher: Watcher, *, fast: bool) -> RunResult:
@@ -43,14 +55,15 @@ def verify(options: RunOptions, environ: Mapping[str, str], watcher: Watcher, *,
         create=False,
         target=options.target,
     )
-    verdict, record, known, drill = _decide(prepared, options, environ, watcher, fast=fast)
+    decided = _decide(prepared, options, environ, watcher, fast=fast)
+    known = decided.known
     cold = {job.id: _cold_seconds(known, job) for job in prepared.plan.jobs}
     return RunResult(
-        verdict=verdict,
+        verdict=decided.verdict,
         bucket=prepared.bucket.digest,
         bucket_path=str(prepared.bucket.path),
         plan=prepared.plan,
-        record=record,
+        record=decided.record,
         cold_seconds={job: seconds for job, seconds in cold.items() if seconds is not None},
         seconds=time.perf_counter() - started,
         fast=fast,
@@ -59,20 +72,34 @@ def verify(options: RunOptions, environ: Mapping[str, str], watcher: Watcher, *,
         target=prepared.target.title if prepared.target is not None else None,
         built_for=publish.origins(known),
         remedy=options.conduct(Purpose.VERIFY).remedy,
-        drill=drill,
+        drill=decided.drill,
+        notes=decided.notes,
     )
 
 
-def _decide(
-    prepared: Prepared, options: RunOptions, environ: Mapping[str, str], watcher: Watcher, *, fast: bool
-) -> tuple[Verdict, Record | None, Manifest | None, DrillResult]:
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Decision:
+    """The verdict; and what it rests on, as :class:`flexwarm.ops.run.RunResult` has it."""
+
+    verdict: Verdict
+    drill: DrillResult
+    record: Record | None = None
+    known: Manifest | None = None
+    notes: Sequence[str] = ()
+
+
+def _decide(prepared: Prepared, options: RunOptions, environ: Mapping[str, str], watcher: Watcher, *, fast: bool) -> _Decision:
     plan, bucket = prepared.plan, prepared.bucket
     not_run = DrillResult(state=DrillState.NOT_RUN if drill_plan(plan, "").workers else DrillState.NOT_NEEDED)
+
+    def not_decided(reasons: Sequence[Reason], known: Manifest | None = None) -> _Decision:
+        return _Decision(verdict=_none_run(plan, reasons, Outcome.NOT_RUN), drill=not_run, known=known)
+
     disabled = disabled_caches(environ, bucket)
     if disabled:
-        return _none_run(plan, disabled, Outcome.NOT_RUN), None, None, not_run
+        return not_decided(disabled)
     if not bucket.exists():
-        return _none_run(plan, [no_bucket(prepared)], Outcome.NOT_RUN), None, None, not_run
+        return not_decided([no_bucket(prepared)])
     with locks.share_if_writable(
         bucket.lock,
         holder=bucket.holder,
@@ -84,28 +111,33 @@ def _decide(
             known = manifest.load(bucket)
             read = proof.manifest_digest(bucket) if known is not None else ""
         except CorruptError as error:
-            return _none_run(plan, [corrupt(error.message)], Outcome.NOT_RUN), None, None, not_run
+            return not_decided([corrupt(error.message)])
         if known is None:
             reason = before_launch.no_build_finished(bucket, "flexwarm build")
-            return _none_run(plan, [reason], Outcome.NOT_RUN), None, None, not_run
+            return not_decided([reason])
         if left := before_launch.unfinished_reasons(bucket, known):
-            return _none_run(plan, left, Outcome.NOT_RUN), None, known, not_run
+            return not_decided(left, known)
         shapes = publish.other_shapes(known.jobs.values(), prepared.target) if prepared.target is not None or not fast else []
         if shapes:
-            return _none_run(plan, shapes, Outcome.NOT_RUN), None, known, not_run
+            return not_decided(shapes, known)
         matches = {job.id: _match(job, known) for job in plan.jobs}
         if fast:
-            verdict, proven = _fast(prepared, known, matches, options, environ)
-            return verdict, None, known, DrillResult(state=proven or not_run.state)
+            verdict, drilled, tuning = _fast(prepared, known, matches, options, environ)
+            notes = [f"when this was proven, kernels were tuned: {AT_EACH_LAUNCH}"] if tuning == TUNING_LEFT else []
+            drill = DrillResult(state=drilled or not_run.state)
+            return _Decision(verdict=verdict, drill=drill, known=known, notes=notes)
         verdict, record, state = _full(prepared, known, matches, options, environ, watcher)
         drill = not_run
         if _only_hazards(verdict) and record is not None:
             drill = run_drill(prepared, options, environ, watcher)
             verdict = with_drill(verdict, drill.record) if drill.record is not None else verdict
         if verdict.kind is Kind.WARM and record is not None:
-            now = context(prepared, environ, guard=options.conduct(Purpose.VERIFY).remedy, drill=drill.state.value)
+            tuned = TUNING_LEFT if any(job.tuned for job in record.jobs.values()) else NO_TUNING
+            remedy = options.conduct(Purpose.VERIFY).remedy
+            now = context(prepared, environ, guard=remedy, drill=drill.state.value, tuning=tuned)
             _remember(prepared, read, state, record, now, watcher)
-        return verdict, record, known, drill
+        notes = notes_of(record) if record is not None else []
+        return _Decision(verdict=verdict, drill=drill, record=record, known=known, notes=notes)
 
 
 def disabled_caches(environ: Mapping[str, str], bucket: Bucket) -> list[Reason]:
@@ -186,24 +218,25 @@ def _fast(
     matches: Mapping[str, JobEntry | None],
     options: RunOptions,
     environ: Mapping[str, str],
-) -> tuple[Verdict, DrillState | None]:
-    """Whether anything has changed since a full verification found these jobs warm; and what drill it had, if nothing."""
+) -> tuple[Verdict, DrillState | None, str]:
+    """Whether anything has changed since a full verification found these jobs warm; and its drill and tuning, if nothing."""
     bucket = prepared.bucket
     proven = proof.load(bucket)
     if proven is None or proven.state != inventory.state(bucket, known):
         if bucket.building.exists():
             unfinished = _not_proven("a build began since the last verification and did not finish")
-            return _none_run(prepared.plan, [unfinished], Outcome.UNPROVEN), None
+            return _none_run(prepared.plan, [unfinished], Outcome.UNPROVEN), None, ""
         faults = inventory.check(bucket, known, deep=False)
         damaged = [fault for fault in faults if fault.kind is not FaultKind.MTIME]
         if damaged:
-            return _none_run(prepared.plan, [fault_reason(fault) for fault in damaged], Outcome.NOT_RUN), None
+            return _none_run(prepared.plan, [fault_reason(fault) for fault in damaged], Outcome.NOT_RUN), None, ""
         if proven is not None:
             touched = f"{faults[0].path} was" if faults else "a file was"
             message = f"{touched} written, copied or replaced since a verification last read the bucket"
-            return _none_run(prepared.plan, [_not_proven(message)], Outcome.UNPROVEN), None
+            return _none_run(prepared.plan, [_not_proven(message)], Outcome.UNPROVEN), None, ""
     jobs = []
     states: set[str] = set()
+    tunings: set[str] = set()
     for job in prepared.plan.jobs:
         entry = matches[job.id]
         if entry is None:
@@ -214,7 +247,10 @@ def _fast(
             drill = wanted_state(prepared.plan, options)
             if drill is DrillState.LEFT_OUT:
                 drill = DrillState(known_proof.context.get(DRILL, drill.value))  # a proof with it is a better one
-            now = context(prepared, environ, guard=options.conduct(Purpose.VERIFY).remedy, drill=drill.value)
+            # The same of one that had nothing to tune.
+            tuning = known_proof.context.get(TUNING, "") if options.tuning is not Tuning.MISS else NO_TUNING
+            remedy = options.conduct(Purpose.VERIFY).remedy
+            now = context(prepared, environ, guard=remedy, drill=drill.value, tuning=tuning)
             reasons = changes_since_proof(known_proof, now, prepared.sources_of(job))
         else:
             reasons = differences_since_build(prepared, known, job, entry, None, environ) or [
@@ -224,11 +260,13 @@ def _fast(
         jobs.append(JobVerdict(job=job, outcome=outcome, reasons=tuple(reasons), record=None))
         if known_proof is not None:
             states.add(known_proof.context.get(DRILL, ""))
+            tunings.add(known_proof.context.get(TUNING, ""))
     verdict = conclude(jobs, [], best=Kind.WARM)
     if verdict.kind is not Kind.WARM:
-        return verdict, None
+        return verdict, None, ""
     # The least that any of them had.
-    return verdict, next(x for x in (DrillState.LEFT_OUT, DrillState.RAN, DrillState.NOT_NEEDED) if x.value in states)
+    drill = next(x for x in (DrillState.LEFT_OUT, DrillState.RAN, DrillState.NOT_NEEDED) if x.value in states)
+    return verdict, drill, TUNING_LEFT if TUNING_LEFT in tunings else NO_TUNING
 
 
 def _one_compile_thread(plan: Plan) -> Plan:

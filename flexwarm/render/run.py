@@ -16,7 +16,7 @@ from flexwarm.reasons import Code, Kind, Reason, is_hazard
 from flexwarm.record import Record
 from flexwarm.render.text import duration, size
 from flexwarm.request import Guard
-from flexwarm.verdict import JobVerdict, Outcome, notes
+from flexwarm.verdict import JobVerdict, Outcome
 from flexwarm.workload import Workload
 
 
@@ -33,7 +33,7 @@ def run_json(result: RunResult) -> dict[str, Any]:
         "fast": result.fast,
         "seconds": round(result.seconds, 3),
         "reasons": [plain(reason) for reason in result.verdict.reasons],
-        "notes": notes(result.record) if result.record is not None else [],
+        "notes": list(result.notes),
         "jobs": [_job_json(result, job) for job in result.verdict.jobs],
         "guard": result.remedy,
         "target": result.target,
@@ -258,8 +258,7 @@ def print_run(result: RunResult, *, verbosity: int) -> None:
                 console.print(f"    {place}", soft_wrap=not console.is_terminal, highlight=False, markup=False)
         if len(reasons) > len(shown):
             console.print(f"{owner}: and {len(reasons) - len(shown)} more reasons (-v shows them)", markup=False)
-    told = [*(notes(result.record) if result.record is not None else ()), *origin_notes(result)]
-    for note in told if verbosity >= 0 else ():
+    for note in (*result.notes, *origin_notes(result)) if verbosity >= 0 else ():
         console.print(Text.assemble(("note", "cyan"), f": {note}"), soft_wrap=not console.is_terminal)
     kind = result.verdict.kind
     console.print(Text.assemble("verdict: ", (kind.value, VERDICT_STYLES[kind]), _summary(result)))

@@ -41,7 +41,7 @@ def run_worker(request: WorkerRequest, recorder: Recorder) -> None:
 
     from flexwarm.observer import absent, caches, compilers, dense, limits, stand_in, watchdog
     from flexwarm.observer.guard import GuardWatch
-    from flexwarm.observer.torch_api import resolve
+    from flexwarm.observer.torch_api import resolve, sizes
     from flexwarm.observer.torch_api.tracing import enter_fake_mode, resolve_tracing
     from flexwarm.worker import drill, lanes
 
@@ -68,6 +68,8 @@ def run_worker(request: WorkerRequest, recorder: Recorder) -> None:
         compilers.watch_triton(recorder)
         if stand_in.present():
             absent.watch(api, recorder)
+            sizes.count_on_processor()
+            sizes.hide_from_dynamo()
         else:
             compilers.watch_tuning(api, recorder)
     config = lanes.read_settings(api)
@@ -121,7 +123,7 @@ def main() -> int:
     die_with_parent(request.parent)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    recorder = Recorder(Path(request.events), request.conduct.purpose)
+    recorder = Recorder(Path(request.events), request.conduct.purpose, request.conduct.tuning)
     recorder.start_heartbeat(HEARTBEAT_SECONDS)
     try:
         run_worker(request, recorder)

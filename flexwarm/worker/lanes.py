@@ -17,7 +17,7 @@ import torch
 from flexwarm import canonical, environment
 from flexwarm.environment import Effect
 from flexwarm.events import JobDone, JobFailed, JobStopped, Phase, Progress, Settings, Sources
-from flexwarm.observer import caches, limits, sources
+from flexwarm.observer import caches, limits, sources, stand_in
 from flexwarm.observer.guard import GuardWatch
 from flexwarm.observer.recorder import Recorder, StopAtMiss
 from flexwarm.observer.torch_api import TorchApi
@@ -288,6 +288,8 @@ def emit_failure(recorder: Recorder, job: str, error: Exception) -> None:
             error=type(root).__name__,
             message=message,
             traceback="".join(traceback.format_exception(error))[-8000:],
+            # What torch itself raises is one.
+            unanswered=stand_in.unanswered() if isinstance(root, RuntimeError) else "",
         )
     )
     try:

@@ -51,6 +51,29 @@ q, k, v = (torch.randn(1, 2, 128, 64, device="cuda", dtype=torch.bfloat16, requi
 torch.compile(flex_attention)(q, k, v).sum().backward()
 """
 
+#: Packed sequences, whose lengths come from the host and say how long the whole is.
+PACKED = """
+import torch
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+lengths = torch.tensor([100, 28, 200, 56]).cuda()
+documents = torch.repeat_interleave(lengths)
+total = documents.shape[0]
+mask = create_block_mask(lambda b, h, q, k: documents[q] == documents[k], None, None, total, total, device="cuda")
+flex = torch.compile(flex_attention, dynamic=False)
+for _ in range(2):
+    q, k, v = (torch.randn(1, 2, total, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    flex(q, k, v, block_mask=mask)
+    print("counted", torch.bincount(torch.repeat_interleave(lengths), minlength=6).tolist(), flush=True)
+try:
+    torch.repeat_interleave(torch.tensor([1, 1 << 40]).cuda())
+except RuntimeError as error:
+    print(error, flush=True)
+"""
+
+BATCH_NORM = "torch.nn.BatchNorm2d(8).cuda()(x[None, None].expand(2, 8, 8, 8))"
+REDUCED_OVERHEAD = "[torch.compile(torch.sin, mode='reduce-overhead')(x) for _ in range(3)]"
+
 EIGHT = """
 schema = 1
 
@@ -133,22 +156,68 @@ def kernels(command: Flexwarm) -> list[Path]:
 
 
 @pytest.mark.parametrize(
-    ("call", "symbol"),
+    ("call", "symbol", "instead"),
     [
-        ("torch.fft.fft(x)", "cufft cufftCreate"),
-        ("torch.linalg.svd(x)", "cusolver cusolverDnCreate"),
-        ("torch.nn.BatchNorm2d(8).cuda()(x[None, None].expand(2, 8, 8, 8))", "cudnn cudnnCreateTensorDescriptor"),
-        ("[torch.compile(torch.sin, mode='reduce-overhead')(x) for _ in range(3)]", "cuda_runtime cudaStreamBeginCapture"),
-        ("[dist.init_process_group('nccl'), dist.all_reduce(x)]", "nccl ncclGetUniqueId"),
+        ("torch.fft.fft(x)", "cufft cufftCreate", "compute that on the CPU"),
+        ("torch.linalg.svd(x)", "cusolver cusolverDnCreate", "compute that on the CPU"),
+        (BATCH_NORM, "cudnn cudnnCreateTensorDescriptor", "use another implementation"),
+        (REDUCED_OVERHEAD, "cuda_runtime cudaStreamBeginCapture", "use a mode of torch.compile without CUDA graphs"),
+        ("[dist.init_process_group('nccl'), dist.all_reduce(x)]", "nccl ncclGetUniqueId", "use the gloo backend"),
     ],
 )
-def test_what_is_not_answered_ends_the_program_and_is_named(flexwarm: Flexwarm, call: str, symbol: str) -> None:
+def test_what_is_not_answered_ends_the_program_and_is_named(flexwarm: Flexwarm, call: str, symbol: str, instead: str) -> None:
     flexwarm.module(f"import torch\nimport torch.distributed as dist\nx = torch.randn(8, 8, device='cuda')\n{call}\n", "train")
     done = flexwarm.run_json("build", "--target", "h200", *torchrun(ranks=1))
     assert (done.code, done.json["verdict"], done.json["command_exit_code"]) == (5, "broken", 1), done.err
     assert done.codes() == {"command-failed"}
     assert f"unanswered: {symbol}" in done.err
     assert "Error: " in done.messages()
+    (reason,) = done.json["reasons"]
+    assert reason["hint"].startswith(f"a GPU that is not there does not answer {symbol}")
+    assert instead in reason["hint"]
     assert "flexwarm/" not in done.err
     assert done.json["published"] is False
     assert flexwarm.processes_left() == []
+
+
+def test_sizes_that_come_from_values_of_the_host_are_the_right_ones(flexwarm: Flexwarm) -> None:
+    flexwarm.module(PACKED, "packed")
+    done = proven(flexwarm, "h200", "--", sys.executable, "packed.py")
+    ((call,),) = [job["calls"] for job in done.json["jobs"]]
+    assert call["call"]["attention"][0]["query"]["shape"] == [1, 2, 384, 64]
+    assert done.err.count("counted [100, 28, 200, 56, 0, 0]") == 2
+    assert "repeat_interleave takes the size of its result from values of a GPU that is not there, and found 10995" in done.err
+    reads = [place for job in done.json["jobs"] for place in job["reads"]]
+    assert any("packed.py:13 in <module>" in place for place in reads)
+
+
+NORMED = """
+import torch
+
+def step(context):
+    assert torch.repeat_interleave(torch.tensor([1, 2]).to(context.device)).tolist() == [0, 1, 1]
+    torch.nn.BatchNorm2d(8, device=context.device)(torch.randn(2, 8, 8, 8, device=context.device))
+"""
+
+NORMED_SPEC = """
+schema = 1
+
+[[role]]
+name = "trainer"
+devices = "cuda:0"
+
+[[workload]]
+name = "normed"
+step = "normed:step"
+dtype = "float32"
+"""
+
+
+def test_what_is_not_answered_is_named_in_the_reason_of_its_job(flexwarm: Flexwarm) -> None:
+    flexwarm.module(NORMED, "normed")
+    flexwarm.spec(NORMED_SPEC)
+    done = flexwarm.run_json("build", "--target", "h200")
+    assert (done.code, done.json["verdict"], done.codes()) == (5, "broken", {"raised"}), done.err
+    ((reason,),) = [job["reasons"] for job in done.json["jobs"]]
+    call = "cudnn cudnnCreateTensorDescriptor; use another implementation, such as flex_attention, or compile it"
+    assert reason["hint"].startswith(f"a GPU that is not there does not answer {call}; log: ")

@@ -174,11 +174,12 @@ def test_cold_then_warm_every_layer_reports_the_same_keys_and_agrees_with_torchs
         assert list((tmp_path / "inductor").glob(pattern)), (layer, key)
 
 
-def test_each_tuning_of_a_kernel_of_the_users_is_reported_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("tuning", ["miss", "try", "keep"])
+def test_each_tuning_of_a_kernel_of_the_users_is_reported_once(tmp_path: Path, tuning: str) -> None:
     """Triton's own class, with a kernel and a clock that need no GPU."""
     answer = in_new_process(
         tmp_path,
-        """
+        f"""
         import json
         from pathlib import Path
         import triton
@@ -187,9 +188,9 @@ def test_each_tuning_of_a_kernel_of_the_users_is_reported_once(tmp_path: Path) -
         from flexwarm.observer import compilers
         from flexwarm.observer.recorder import Recorder
         from flexwarm.observer.torch_api import resolve
-        from flexwarm.request import Purpose
+        from flexwarm.request import Purpose, Tuning
 
-        compilers.watch_kernel_autotune(resolve(), Recorder(Path("events"), Purpose.BUILD))
+        compilers.watch_kernel_autotune(resolve(), Recorder(Path("events"), Purpose.BUILD, Tuning("{tuning}")))
 
         def add(n, BLOCK): ...
 
@@ -204,7 +205,7 @@ def test_each_tuning_of_a_kernel_of_the_users_is_reported_once(tmp_path: Path) -
             return [1.0, 1.0, 1.0]
 
         def tuner(*blocks):
-            configs = [triton.Config({"BLOCK": block}) for block in blocks]
+            configs = [triton.Config({{"BLOCK": block}}) for block in blocks]
             return Autotuner(Kernel(), ["n"], configs, ["n"], None, None, do_bench=clock)
 
         first, second, single = tuner(16, 32, 64), tuner(16, 32), tuner(16)
@@ -214,10 +215,77 @@ def test_each_tuning_of_a_kernel_of_the_users_is_reported_once(tmp_path: Path) -
         single.run(1)
         said = [from_line(line) for line in Path("events").read_text().splitlines()]
         compiled = [[event.what, event.detail] for event in said if isinstance(event, Compiled)]
-        timed = [event.kernel for event in said if isinstance(event, Tuned)]
+        timed = [[event.kernel, event.kept] for event in said if isinstance(event, Tuned)]
         print(json.dumps([compiled, timed, len(Kernel.ran)]))
         """,
     )
-    tuning = "@triton.autotune of add, {} configurations"
+    said = [["autotune", f"@triton.autotune of add, {count} configurations"] for count in (3, 3, 2)]
     # Each configuration once a tuning, and each call once.
-    assert answer == [[["autotune", tuning.format(n)] for n in (3, 3, 2)], ["add"] * (2 * 3 + 2), 2 * 3 + 2 + 5]
+    timed = [["add", tuning != "try"]] * (2 * 3 + 2)
+    assert answer == [said if tuning == "miss" else [], timed, 2 * 3 + 2 + 5]
+
+
+@pytest.mark.parametrize("before", ["kept", "nothing"])
+def test_tritons_own_times_are_read_and_not_written_where_nothing_is_to_be_kept(tmp_path: Path, before: str) -> None:
+    """Triton's own class and cache; its driver is told a GPU, of which it needs no more than the name here."""
+    (tmp_path / "kernels.py").write_text("import triton\n\n@triton.jit\ndef add(n, BLOCK):\n    pass\n")
+    program = """
+        import json, os
+        from pathlib import Path
+        from types import SimpleNamespace
+        os.environ["TRITON_CACHE_DIR"] = os.path.abspath("triton-cache")
+        import triton
+        from triton.backends.compiler import GPUTarget
+        from triton.runtime import driver
+        from triton.runtime.autotuner import Autotuner
+        from flexwarm.observer import compilers
+        from flexwarm.observer.recorder import Recorder
+        from flexwarm.observer.torch_api import resolve
+        from flexwarm.request import Purpose, Tuning
+        from kernels import add
+
+        driver.set_active(SimpleNamespace(get_current_target=lambda: GPUTarget("cuda", 90, 32)))
+        compilers.watch_kernel_autotune(resolve(), Recorder(Path("events"), Purpose.VERIFY, Tuning("{tuning}")))
+        configs = [triton.Config({{"BLOCK": block}}) for block in (16, 32)]
+        tuner = Autotuner(add, ["n"], configs, ["n"], None, None, do_bench=lambda call, quantiles: [1.0])
+        timed = []
+
+        def benchmark():
+            timed.append(1)
+            tuner.configs_timings = {{config: [float(config.kwargs["BLOCK"])] for config in configs}}
+
+        known = tuner.check_disk_cache((4096,), configs, benchmark)
+        print(json.dumps([known, len(timed), len(list(Path("triton-cache").rglob("*.autotune.json")))]))
+    """
+    if before == "kept":
+        assert in_new_process(tmp_path, program.format(tuning="keep")) == [False, 1, 1]
+        assert in_new_process(tmp_path, program.format(tuning="try")) == [True, 0, 1]
+    else:
+        assert in_new_process(tmp_path, program.format(tuning="try")) == [False, 1, 0]
+
+
+def test_inductor_writes_no_choice_where_nothing_is_to_be_kept_and_reads_what_is_there(tmp_path: Path) -> None:
+    """Inductor's own cache of choices. A stored kernel names ``save``, so it must be found by torch's own name."""
+    program = """
+        import json, os, pickle
+        from pathlib import Path
+        from torch._inductor.runtime.autotune_cache import AutotuneCache
+        from torch._inductor.runtime.triton_compat import Config
+        from flexwarm.observer import compilers
+        from flexwarm.observer.torch_api import resolve
+
+        if {nothing_kept}:
+            compilers.keep_no_choice(resolve())
+        meta = {{"autotune_local_cache": True, "autotune_remote_cache": False, "bundled_autotune_remote_cache": False,
+                 "backend_hash": "x", "is_fbcode": False, "is_hip": False}}
+        configs = [Config({{"XBLOCK": block}}, num_warps=4, num_stages=1) for block in (16, 32)]
+        cache = AutotuneCache.create(meta, os.path.abspath("ab/kernel.py"), "hash")
+        pickle.loads(pickle.dumps(cache.save))(configs[1], 1000)
+        best = cache.read_best(meta, configs)
+        written = sum(path.is_file() for path in Path("ab").rglob("*"))
+        print(json.dumps([best.kwargs["XBLOCK"] if best else None, written]))
+    """
+    (tmp_path / "ab").mkdir()
+    assert in_new_process(tmp_path, program.format(nothing_kept=True)) == [None, 0]
+    assert in_new_process(tmp_path, program.format(nothing_kept=False)) == [32, 1]
+    assert in_new_process(tmp_path, program.format(nothing_kept=True)) == [32, 1]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from flexwarm import proof
 from flexwarm.inventory import changed, snapshot
+from flexwarm.ops.prepare import NO_TUNING, TUNING, TUNING_LEFT
 from tests.harness import SMALL, Flexwarm
 
 pytestmark = pytest.mark.torch
@@ -192,6 +195,24 @@ def test_a_proof_is_of_the_ranks_that_ran_and_of_no_other(warm: Flexwarm) -> Non
     assert "topology.ranks" in done.messages()
     assert warm.run_json("verify").code == 0
     assert warm.run_json("verify", "--fast").code == 0
+
+
+def test_a_proof_that_left_tuning_to_the_launch_is_enough_where_that_is_allowed_alone(warm: Flexwarm) -> None:
+    assert warm.run_json("verify").code == 0
+    assert warm.run_json("verify", "--fast", "--allow-tuning").code == 0  # nothing was left: a better proof
+    # Only a GPU tunes; what a verification there keeps is this.
+    known = proof.load(warm.bucket)
+    assert known is not None
+    assert {job.context[TUNING] for job in known.jobs.values()} == {NO_TUNING}
+    jobs = {name: replace(job, context={**job.context, TUNING: TUNING_LEFT}) for name, job in known.jobs.items()}
+    proof.save(warm.bucket, replace(known, jobs=jobs))
+    strict = warm.run_json("verify", "--fast")
+    assert (strict.code, strict.codes()) == (1, {"not-proven"})
+    assert "tuning was 'left to the launch' when this was proven and is 'none' now" in strict.messages()
+    allowed = warm.run_json("verify", "--fast", "--allow-tuning")
+    assert (allowed.code, allowed.json["verdict"]) == (0, "warm")
+    (note,) = allowed.json["notes"]
+    assert note.startswith("when this was proven, kernels were tuned: each rank")
 
 
 def test_after_a_build_that_failed_a_verification_proves_again_what_is_there(warm: Flexwarm) -> None:

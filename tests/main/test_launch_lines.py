@@ -123,6 +123,16 @@ def main(asked):
         q, k, v = (torch.randn(1, 2, 64, 32) for _ in range(3))
         with torch.compiler.set_stance("force_eager"):
             checkpoint(torch.compile(flex_attention), q, k, v, use_reentrant=False, context_fn=contexts)  # KEPT
+    if "tunes" in asked:
+        import triton
+        from triton.runtime.autotuner import Autotuner
+
+        class Kernel:  # Triton's own tuning, of what needs no GPU
+            fn = staticmethod(other)
+            run = staticmethod(lambda x, BLOCK, **options: None)
+
+        configs = [triton.Config({"BLOCK": block}) for block in (16, 32)]
+        Autotuner(Kernel(), ["x"], configs, ["x"], None, None, do_bench=lambda call, quantiles: [float(bool(call()))]).run(1)
     if "waits" in asked:
         open("here", "w").close()
         while not os.path.exists("go"):
@@ -321,6 +331,26 @@ def test_attention_that_a_selective_checkpoint_keeps_from_compiling_is_dense_by_
     done = lines.run_json("verify", *solo("selective"))
     assert (done.code, done.json["verdict"], done.codes()) == (8, "unsafe", {"dense-fallback"}), done.messages()
     assert f"solo.py:{line_of(SOLO, '# KEPT')} in main" in done.messages()
+
+
+def test_tuning_is_like_a_compile_unless_it_is_allowed(lines: Flexwarm) -> None:
+    cold = lines.run_json("verify", *solo("tunes"))
+    assert (cold.code, cold.json["verdict"], cold.codes()) == (1, "cold", {"compiled"}), cold.messages()
+    assert "kernels are tuned: @triton.autotune of other, 2 configurations" in cold.messages()
+    assert "--allow-tuning" in cold.json["jobs"][0]["reasons"][0]["hint"]
+    with unchanged(lines):
+        warm = lines.run_json("verify", "--allow-tuning", *solo("tunes"))
+    assert (warm.code, warm.json["verdict"], warm.codes()) == (0, "warm", set()), warm.messages()
+    assert set(warm.json["jobs"][0]["tuned"]) == {"other"}
+    (note,) = warm.json["notes"]
+    assert "nothing of it is kept" in note
+    assert lines("run", "--on-miss", "fail", *solo("tunes")).code == 1
+    ran = lines("run", "--on-miss", "fail", "--allow-tuning", *solo("tunes"))
+    assert (ran.code, "verdict: warm" in ran.err) == (0, True), ran.err
+    # What is allowed is tuning, and nothing else.
+    miss = lines.run_json("verify", "--allow-tuning", *solo("tunes", "other"))
+    assert (miss.code, miss.json["verdict"]) == (1, "cold"), miss.messages()
+    assert {"fx-miss"} <= miss.codes() <= {"aot-miss", "fx-miss"}
 
 
 def test_a_python_that_leaves_the_observer_out_is_unknown_with_the_flag(lines: Flexwarm) -> None:

@@ -168,8 +168,27 @@ def test_a_process_says_which_gpus_stand_in(store: Store) -> None:
     assert ask(store, program) == [True, TARGET.identity, 0]
 
 
+def test_a_process_says_which_call_was_not_answered_last_and_what_does_the_same(store: Store) -> None:
+    program = """
+    from flexwarm.observer import stand_in
+    told = [stand_in.unanswered()]
+    for call in (cuda.cufftCreate, cuda.cufftCreate, cuda.ncclGetUniqueId, cuda.cudaStreamBeginCapture, cuda.cudaGraphUpload):
+        call(None)
+        told.append(stand_in.unanswered())
+    print(json.dumps(told))
+    """
+    none, *told = ask(store, program)
+    assert none == ""
+    assert told == [
+        *["cufft cufftCreate; compute that on the CPU, or leave it to the GPU"] * 2,
+        "nccl ncclGetUniqueId; use the gloo backend",
+        "cuda_runtime cudaStreamBeginCapture; use a mode of torch.compile without CUDA graphs",
+        "cuda_runtime cudaGraphUpload",
+    ]
+
+
 def test_a_process_without_it_says_nothing() -> None:
-    program = "from flexwarm.observer import stand_in; print(stand_in.identity())"
+    program = "from flexwarm.observer import stand_in; print(stand_in.identity() + stand_in.unanswered())"
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, check=True)
     assert done.stdout == "nothing\n"

@@ -311,6 +311,23 @@ def test_a_command_that_fails_without_an_error_of_a_program_is_said_with_its_sta
     assert "was killed by SIGKILL" in messages(verdict)
 
 
+_CALL = "nccl ncclGetUniqueId; use the gloo backend"
+
+
+def test_the_call_that_a_gpu_that_is_not_there_did_not_answer_is_named_where_its_program_failed() -> None:
+    launcher, first, second = warm_ranks()
+    told = [dataclasses.replace(e, unanswered=_CALL) if isinstance(e, Summary) else e for e in second]
+    hint = f"a GPU that is not there does not answer {_CALL}"
+    failed = judge([launcher, plus(raised(6.0, error="ChildFailedError"))(first), plus(raised(5.0))(told)], status=1)
+    assert [(reason.code, reason.hint) for reason in failed.reasons] == [(Code.COMMAND_FAILED, hint)]
+    went_on = judge([launcher, first, plus(raised(5.0))(told)])
+    assert [(reason.code, reason.hint) for x in went_on.programs for reason in x.reasons] == [(Code.RAISED, hint)]
+    # What a program got over is no cause of another one's end.
+    other = judge([launcher, plus(raised(5.0))(first), told], status=1)
+    assert [(reason.code, reason.hint) for reason in other.reasons] == [(Code.COMMAND_FAILED, "")]
+    assert codes(judge([launcher, first, told])) == set()
+
+
 @pytest.mark.parametrize(
     ("status", "said"), [(0, "exited with status 0"), (-15, "was killed by SIGTERM"), (-200, "was killed by signal 200")]
 )

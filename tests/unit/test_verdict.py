@@ -27,6 +27,7 @@ from flexwarm.events import (
     Phase,
     Progress,
     ShapeDone,
+    Tuned,
     Untuned,
     from_line,
     to_line,
@@ -36,7 +37,7 @@ from flexwarm.hazards import REMEDIES, HazardCode
 from flexwarm.plan import Plan, make_plan
 from flexwarm.reasons import EXIT_ORDER, MEANING, Code, Kind, Reason
 from flexwarm.record import End, Exit, fold
-from flexwarm.verdict import Outcome, Verdict, conclude, judge_build, judge_verify
+from flexwarm.verdict import Outcome, Verdict, conclude, judge_build, judge_verify, notes
 
 SPEC = 'schema = 1\n[[workload]]\nname = "w"\nq_heads = 4\nhead_dim = 64\nq_len = 256\n'
 PLAN = make_plan(spec.parse(SPEC, "s"), environ={}, bucket_path="/b", cores=2)
@@ -171,9 +172,33 @@ def test_each_missing_or_odd_piece_of_evidence_takes_warm_away(change: Change, c
     assert verdict.exit_code is not ExitCode.OK
 
 
+def test_the_call_that_a_gpu_that_is_not_there_did_not_answer_is_named_beside_the_log() -> None:
+    end = dataclasses.replace(failed("RuntimeError", "NCCL error"), unanswered="nccl ncclGetUniqueId; use the gloo backend")
+    (reason,) = judge(instead(JobDone, end)(warm_events())).jobs[0].reasons
+    hint = "a GPU that is not there does not answer nccl ncclGetUniqueId; use the gloo backend; log: /log"
+    assert (reason.code, reason.message, reason.hint) == (Code.RAISED, "RuntimeError: NCCL error", hint)
+
+
 @pytest.mark.parametrize("checks", [2, 3, 100])
 def test_the_guard_may_be_asked_more_often_than_there_are_calls(checks: int) -> None:
     assert judge(instead(ShapeDone, shape_done(checks=checks))(warm_events())).kind is Kind.WARM
+
+
+def test_tuning_that_is_allowed_takes_nothing_away_and_is_told_with_its_time() -> None:
+    tuned = [Tuned(t=0, job=JOB, kernel=kernel, seconds=0.25, kept=False) for kernel in ("one", "one", "two")]
+    said = [from_line(to_line(event)) for event in plus(*tuned)(warm_events())]
+    record = fold(PLAN, {0: said}, {0: CLEAN_EXIT})
+    verdict = judge_verify(record, {JOB: KEYS}, {}, (), COMPONENTS)
+    assert (verdict.kind, verdict.jobs[0].outcome) == (Kind.WARM, Outcome.HIT)
+    (note,) = notes(record)
+    assert note.startswith("2 kernels were tuned, in 0.75 s, and nothing of it is kept: each rank")
+
+
+def test_tuning_that_is_not_allowed_is_named_with_both_ways_out() -> None:
+    verdict = judge(plus(Compiled(t=0, job=JOB, what="autotune", detail="triton_per_fused_0"))(warm_events()))
+    (reason,) = verdict.jobs[0].reasons
+    assert reason.message == "kernels are tuned: triton_per_fused_0"
+    assert reason.hint == "flexwarm build keeps what is chosen; --allow-tuning lets each launch tune"
 
 
 def test_calls_that_torch_did_not_ask_about_are_said_with_both_numbers() -> None:

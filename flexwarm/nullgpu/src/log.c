@@ -48,22 +48,52 @@ const char *ng_failure_text(int status)
     return status != NG_OK && status == failure_status ? failure_text : NULL;
 }
 
-/* What does the same and is answered. */
-static const char *instead_of(const char *library)
+/* What does the same and is answered; of a library, or of one call of it. */
+static const char *instead_of(const char *library, const char *call)
 {
-    static const struct { const char *library, *instead; } known[] = {
-        { "nccl", "; use the gloo backend" },
-        { "cudnn", "; use another implementation, such as flex_attention, or compile it" },
+    static const char elsewhere[] = "; compute that on the CPU, or leave it to the GPU";
+    static const struct { const char *library, *call, *instead; } known[] = {
+        { "nccl", "", "; use the gloo backend" },
+        { "cudnn", "", "; use another implementation, such as flex_attention, or compile it" },
+        { "cuda_runtime", "cudaStreamBeginCapture", "; use a mode of torch.compile without CUDA graphs" },
+        { "cufft", "", elsewhere },
+        { "cusolver", "", elsewhere },
+        { "cusparse", "", elsewhere },
+        { "cusparseLt", "", elsewhere },
     };
     for (size_t i = 0; i < sizeof known / sizeof *known; i++)
-        if (strcmp(known[i].library, library) == 0)
+        if (strcmp(known[i].library, library) == 0
+            && strncmp(known[i].call, call, strlen(known[i].call)) == 0)
             return known[i].instead;
     return "";
 }
 
-int ng_unanswered(const char *library, const char *call, int status, atomic_flag *logged)
+/* The last call of the process that was not answered; NULL if all were. */
+static _Atomic(const struct ng_call *) last_unanswered;
+
+static void describe(const struct ng_call *call, char *text, size_t room)
 {
-    if (!atomic_flag_test_and_set(logged))
-        ng_log("unanswered: %s %s%s", library, call, instead_of(library));
-    return ng_fail(status, "the null GPU does not answer %s", call);
+    snprintf(text, room, "%s %s%s", call->library, call->name, instead_of(call->library, call->name));
+}
+
+int ng_unanswered(struct ng_call *call, int status)
+{
+    atomic_store(&last_unanswered, call);
+    if (!atomic_flag_test_and_set(&call->logged)) {
+        char text[256];
+        describe(call, text, sizeof text);
+        ng_log("unanswered: %s", text);
+    }
+    return ng_fail(status, "the null GPU does not answer %s", call->name);
+}
+
+/* What the log says of the last such call of the process; "" if there was none. */
+NG_API const char *nullgpu_unanswered(void)
+{
+    static _Thread_local char text[256];
+    const struct ng_call *call = atomic_load(&last_unanswered);
+    text[0] = '\0';
+    if (call)
+        describe(call, text, sizeof text);
+    return text;
 }

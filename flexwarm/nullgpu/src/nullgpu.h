@@ -52,8 +52,13 @@ int ng_fail(int status, const char *format, ...) NG_PRINTF(2, 3);
 /* The text kept by this thread's last failure if it had this status, else NULL. */
 const char *ng_failure_text(int status);
 
+struct ng_call {
+    const char *library, *name;
+    atomic_flag logged;
+};
+
 /* A call that the library does not answer: logged by name, once for a process and call. */
-int ng_unanswered(const char *library, const char *call, int status, atomic_flag *logged);
+int ng_unanswered(struct ng_call *call, int status);
 
 /* --- profile.c: the kind of GPU, read from the file NULLGPU_PROFILE ------------------------ */
 

@@ -24,10 +24,10 @@ enum {
     STATUS_nvshmem = 3,      /* NVSHMEMX_ERROR_NOT_SUPPORTED */
 };
 
-static int unanswered(const char *library, const char *call, int status, atomic_flag *logged)
+static int unanswered(struct ng_call *call, int status)
 {
-    ng_unanswered(library, call, status, logged);
-    return strcmp(library, "cuda_runtime") == 0 ? ng_runtime_result(status) : status;
+    ng_unanswered(call, status);
+    return strcmp(call->library, "cuda_runtime") == 0 ? ng_runtime_result(status) : status;
 }
 
 /* Defined without the parameters, which a callee that reads none may do in the calling
@@ -35,8 +35,8 @@ static int unanswered(const char *library, const char *call, int status, atomic_
 #define UNANSWERED(library, call)                                                           \
     NG_API __attribute__((weak)) int call(void)                                             \
     {                                                                                       \
-        static atomic_flag logged = ATOMIC_FLAG_INIT;                                       \
-        return unanswered(#library, #call, STATUS_##library, &logged);                      \
+        static struct ng_call called = { #library, #call, ATOMIC_FLAG_INIT };               \
+        return unanswered(&called, STATUS_##library);                                       \
     }
 #include "unanswered.def"
 #undef UNANSWERED
