@@ -115,6 +115,35 @@ class Lookup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KeyGroup:
+    """Parts of a cache key, as :class:`flexwarm.key_parts.Group` has them; said once by a process, before the first such key.
+
+    Attributes:
+        names, digests, texts: of each part.
+    """
+
+    KIND: ClassVar[str] = "key_group"
+    t: float
+    digest: str
+    names: tuple[str, ...]
+    digests: tuple[str, ...]
+    texts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyMade:
+    """What went into a key that a cache layer did not have: name of a group -> digest of a :class:`KeyGroup`."""
+
+    KIND: ClassVar[str] = "key_made"
+    t: float
+    job: str | None
+    layer: Layer
+    key: str
+    groups: Mapping[str, str]
+    graph: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Compiled:
     """A compiler, an autotuner or a precompiler ran, or tried to while verifying."""
 
@@ -378,6 +407,8 @@ Event: TypeAlias = (
     | Progress
     | Heartbeat
     | Lookup
+    | KeyGroup
+    | KeyMade
     | Compiled
     | Untuned
     | LeftOut
@@ -400,7 +431,10 @@ Event: TypeAlias = (
 
 _KINDS: dict[str, Any] = {kind.KIND: kind for kind in get_args(Event)}
 _ENUMS: dict[str, Any] = {"phase": Phase, "layer": Layer, "answer": Answer, "open": Open}
-_TUPLES = {("program", "argv"), ("dense", "shape"), ("dense", "stack"), ("hazard", "stack"), ("hang", "jobs")}
+_TUPLES = {
+    *((KeyGroup.KIND, name) for name in ("names", "digests", "texts")),
+    *(("program", "argv"), ("dense", "shape"), ("dense", "stack"), ("hazard", "stack"), ("hang", "jobs")),
+}
 
 
 def to_line(event: Event) -> str:

@@ -53,14 +53,10 @@ def compiled_reason(event: Compiled, where: str = "") -> Reason:
     if event.what != "autotune":
         message = f"{where}{event.what} compiler started: {cut(event.detail)}"
         return Reason(code=Code.COMPILED, message=message)
-    keeps = "flexwarm build keeps what is chosen"
+    hint = "flexwarm build keeps what is chosen; --allow-tuning lets each launch tune"
     if "@triton.autotune" in event.detail:
-        keeps = "TRITON_CACHE_AUTOTUNING=1 lets Triton keep what it tunes"
-    return Reason(
-        code=Code.COMPILED,
-        message=f"{where}kernels are tuned: {cut(event.detail)}",
-        hint=f"{keeps}; --allow-tuning lets each launch tune",
-    )
+        hint = "TRITON_CACHE_AUTOTUNING=1 lets Triton keep what it tunes"
+    return Reason(code=Code.COMPILED, message=f"{where}kernels are tuned: {cut(event.detail)}", hint=hint)
 
 
 def cut(text: str) -> str:
@@ -97,7 +93,7 @@ def end_reasons(record: JobRecord, worker: WorkerRecord) -> list[Reason]:
 
 def unanswered_hint(call: str) -> str:
     """What to do about a call that a GPU that is not there did not answer; empty if there was none."""
-    return f"a GPU that is not there does not answer {call}" if call else ""
+    return f"a GPU that is not there did not answer {call}" if call else ""
 
 
 def is_guards_own(failed: JobFailed) -> bool:

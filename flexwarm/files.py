@@ -78,6 +78,28 @@ def write_atomic(path: Path, data: bytes) -> None:
         raise store_error(error, f"write {path}") from error
 
 
+def append_lines(path: Path, text: bytes) -> None:
+    """Add whole lines, each with its newline, to a file that may not be there yet.
+
+    Concurrent writers do not mix their lines: they come in one write to a file that is opened for appending.
+
+    Raises:
+        StoreError: they could not be written.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, _FILE_MODE)
+        try:
+            size = os.fstat(descriptor).st_size
+            if size and os.pread(descriptor, 1, size - 1) != b"\n":
+                text = b"\n" + text  # a writer died in the middle of its line: do not let it spoil ours too
+            if os.write(descriptor, text) != len(text):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # a short write to a file is a full disk
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise store_error(error, f"write {path}") from error
+
+
 def sync_directory(path: Path) -> None:
     """Make renames in ``path`` survive a crash of the machine."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

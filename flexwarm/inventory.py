@@ -34,6 +34,9 @@ _UNFINISHED_ENTRY: Final = re.compile(r"\.\d+\.\d+\.tmp")
 #: In these, torch tries every file that lies in a key's directory, so a file too many is an entry too many.
 _KEY_DIRECTORY: Final = re.compile(r"inductor/(fxgraph/[^/]+|aotautograd)/[^/]+")
 
+#: What torch and Triton keep of times, and of choices by them.
+TIMES: Final = (".best_config", ".autotune.json", ".kernel_perf", ".picked_kernel")
+
 _LISTED_BESIDE_THE_TREES: Final = ("fingerprint.json",)
 _CHUNK_BYTES: Final = 1 << 20
 
@@ -202,7 +205,9 @@ def _fault_of(error: OSError) -> FaultKind:
 
 
 def state(bucket: Bucket, manifest: Manifest) -> str:
-    """Digest of the size, times and inode of every listed file, and of every directory of a listed key.
+    """Digest of the size, times and inode of every listed file, of every directory of a listed key, and of unlisted choices.
+
+    A launch may have added the last; another launch need not choose as long as they are there.
 
     The time of change is among them, which no program can set back: equal states mean that nobody wrote, replaced, copied
     or added anything, also where size and time of modification were kept. Reads no content.
@@ -210,8 +215,10 @@ def state(bucket: Bucket, manifest: Manifest) -> str:
     root = str(bucket.path)
     paths = [entry.path for entry in manifest.files]
     keys = {parent for path in paths if _KEY_DIRECTORY.fullmatch(parent := path.rpartition("/")[0])}
+    listed = set(paths)
+    choices = sorted(path for path, _ in _walk(bucket) if path.endswith(TIMES) and path not in listed)
     value = hashlib.sha256()
-    for path in [*paths, *sorted(keys)]:
+    for path in [*paths, *sorted(keys), *choices]:
         try:
             s = os.lstat(f"{root}/{path}")
             value.update(f"{path}\0{s.st_size} {s.st_mtime_ns} {s.st_ctime_ns} {s.st_ino} {s.st_mode}\n".encode())

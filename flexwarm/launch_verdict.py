@@ -483,9 +483,14 @@ def _failed(record: LaunchRecord) -> list[ProgramRecord]:
     return sorted(failed, key=_failed_at)
 
 
+#: The errors that torch itself raises for a call that fails.
+_OF_TORCH = ("RuntimeError", "AcceleratorError", "DistBackendError", "DistError", "TorchRuntimeError", "InductorError")
+
+
 def _unanswered(failed: Sequence[ProgramRecord]) -> str:
-    """The call that a GPU that is not there did not answer, in the first of some programs that made such a one."""
-    return next((x.summary.unanswered for x in failed if x.summary is not None and x.summary.unanswered), "")
+    """The last call that a GPU that is not there did not answer, in the first of some programs that this may have failed."""
+    suspects = (x for x in failed if x.raised is None or x.raised.error in _OF_TORCH)
+    return next((x.summary.unanswered for x in suspects if x.summary is not None and x.summary.unanswered), "")
 
 
 def _how_it_failed(record: LaunchRecord) -> str:

@@ -2,39 +2,23 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from flexwarm import canonical
-from flexwarm.files import store_error
+from flexwarm.files import append_lines, store_error
 from flexwarm.store import Bucket
 
 
 def append(bucket: Bucket, entry: Mapping[str, Any]) -> None:
     """Add one line to the bucket's ledger: ``entry`` with ``time_unix`` (now, unless the entry has it).
 
-    Concurrent writers do not mix their lines: each line is one write to a file opened for appending.
-
     Raises:
         StoreError: the line could not be written.
     """
-    line = canonical.text({"time_unix": time.time(), **entry}).encode() + b"\n"
-    try:
-        descriptor = os.open(bucket.ledger, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        try:
-            size = os.fstat(descriptor).st_size
-            if size and os.pread(descriptor, 1, size - 1) != b"\n":
-                line = b"\n" + line  # a writer died in the middle of its line: do not let it spoil ours too
-            if os.write(descriptor, line) != len(line):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # a short write to a file is a full disk
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        raise store_error(error, f"write {bucket.ledger}") from error
+    append_lines(bucket.ledger, canonical.text({"time_unix": time.time(), **entry}).encode() + b"\n")
 
 
 def entries(bucket: Bucket) -> Iterator[dict[str, Any]]:

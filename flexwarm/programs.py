@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+from flexwarm import key_parts
 from flexwarm.calls import CompiledCall
 from flexwarm.canonical import StrEnum, digest
 from flexwarm.commandline import title
@@ -28,6 +29,7 @@ from flexwarm.events import (
     Tuned,
     Untuned,
 )
+from flexwarm.key_parts import Key
 from flexwarm.nodes import NodeFacts
 from flexwarm.program_events import (
     COMPILE_WORKER,
@@ -119,6 +121,7 @@ class ProgramRecord:
 
     Attributes:
         silenced: as :attr:`Told.silenced`, of it or of what it has forked.
+        missed_keys: what went into the keys that a cache did not have.
     """
 
     program: Program
@@ -142,6 +145,7 @@ class ProgramRecord:
     said_bye: bool
     gone_unix: float | None
     silenced: int | None = None
+    missed_keys: tuple[Key, ...] = ()
 
     @property
     def went_on(self) -> bool:
@@ -356,6 +360,7 @@ def _fold_program(told: Told) -> ProgramRecord:
         said_bye=_ended_well(said),
         gone_unix=told.gone_unix,
         silenced=next((error for error in silenced if error is not None), None),
+        missed_keys=tuple(key for keys in key_parts.told(said).values() for key in keys),
     )
 
 

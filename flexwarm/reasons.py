@@ -31,6 +31,7 @@ class Code(StrEnum):
     CONFIG_CHANGED = "config-changed"
     SOURCE_CHANGED = "source-changed"
     DEVICE_CHANGED = "device-changed"
+    KEY_CHANGED = "key-changed"
     CACHE_DISABLED = "cache-disabled"
     AOT_MISS = "aot-miss"
     FX_MISS = "fx-miss"
@@ -88,6 +89,7 @@ MEANING: Mapping[Code, tuple[Kind, ExitCode]] = {
     Code.CONFIG_CHANGED: _COLD,
     Code.SOURCE_CHANGED: _COLD,
     Code.DEVICE_CHANGED: _COLD,
+    Code.KEY_CHANGED: _COLD,
     Code.CACHE_DISABLED: _COLD,
     Code.AOT_MISS: _COLD,
     Code.FX_MISS: _COLD,

@@ -34,6 +34,7 @@ from flexwarm.events import (
     Tuned,
     Untuned,
 )
+from flexwarm.key_parts import Key, told
 from flexwarm.plan import Job, Plan
 
 
@@ -59,7 +60,11 @@ class Exit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecord:
-    """What one job did, in order of time."""
+    """What one job did, in order of time.
+
+    Attributes:
+        missed_keys: what went into the keys that a cache did not have.
+    """
 
     job: Job
     phase: Phase | None
@@ -78,6 +83,7 @@ class JobRecord:
     end: JobDone | JobStopped | JobFailed | None
     settings: Settings | None
     sources: Sources | None
+    missed_keys: tuple[Key, ...] = ()
 
     @property
     def ran_to_end(self) -> bool:
@@ -116,6 +122,7 @@ class WorkerRecord:
     exit: Exit | None
     hang: Hang | None
     stray_compiles: tuple[Compiled, ...]
+    stray_tuned: tuple[Tuned, ...]
     stray_hazards: tuple[Hazard, ...]
 
 
@@ -143,6 +150,12 @@ class Record:
             if record.job.rank == job.rank and record.job.workload.name == job.workload.name
         )
 
+    @property
+    def tuned(self) -> tuple[Tuned, ...]:
+        """All that was timed, also by threads that worked for no job any more."""
+        of_jobs = [event for job in self.jobs.values() for event in job.tuned]
+        return (*of_jobs, *(event for worker in self.workers for event in worker.stray_tuned))
+
     def worker_of(self, job: Job) -> WorkerRecord:
         return next(worker for worker in self.workers if worker.rank == job.rank)
 
@@ -159,8 +172,10 @@ def fold(plan: Plan, events: Mapping[int, Sequence[Event]], exits: Mapping[int, 
     for worker in plan.workers:
         said = events.get(worker.rank, ())
         workers.append(_fold_worker(worker.rank, said, exits.get(worker.rank)))
+        missed = told(said)
         for job in worker.jobs:
-            jobs[job.id] = _fold_job(job, [e for e in said if getattr(e, "job", None) == job.id])
+            of_job = [e for e in said if getattr(e, "job", None) == job.id]
+            jobs[job.id] = _fold_job(job, of_job, missed.get(job.id, ()))
     return Record(workers=tuple(workers), jobs=jobs)
 
 
@@ -173,11 +188,12 @@ def _fold_worker(rank: int, said: Sequence[Event], exit: Exit | None) -> WorkerR
         exit=exit,
         hang=_last(Hang, said),
         stray_compiles=tuple(e for e in said if isinstance(e, Compiled) and e.job is None),
+        stray_tuned=tuple(e for e in said if isinstance(e, Tuned) and e.job is None),
         stray_hazards=tuple(e for e in said if isinstance(e, Hazard) and e.job is None),
     )
 
 
-def _fold_job(job: Job, said: Sequence[Event]) -> JobRecord:
+def _fold_job(job: Job, said: Sequence[Event], missed_keys: tuple[Key, ...]) -> JobRecord:
     progress = _last(Progress, said)
     ends = [e for e in said if isinstance(e, (JobDone, JobStopped, JobFailed))]
     return JobRecord(
@@ -198,6 +214,7 @@ def _fold_job(job: Job, said: Sequence[Event]) -> JobRecord:
         end=ends[-1] if ends else None,
         settings=_last(Settings, said),
         sources=_last(Sources, said),
+        missed_keys=missed_keys,
     )
 
 

@@ -92,6 +92,11 @@ class Bucket:
         return self.path / "ledger.jsonl"
 
     @property
+    def keys(self) -> Path:
+        """What went into the keys that its builds made; explanations rest on it, and nothing else."""
+        return self.path / "keys.jsonl"
+
+    @property
     def proof(self) -> Path:
         """What the last full verification proved; ``verify --fast`` rests on it."""
         return self.path / "proof.json"

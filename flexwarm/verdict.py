@@ -141,8 +141,8 @@ def with_drill(verdict: Verdict, drill: Record) -> Verdict:
 def notes(record: Record) -> list[str]:
     """What is to be known beside the reasons, one sentence each."""
     jobs = record.jobs.values()
-    untuned, tuned = [x for job in jobs for x in job.untuned], [x for job in jobs for x in job.tuned]
-    return tuning.notes(untuned, tuned, [(job.job.id, read) for job in jobs for read in job.reads])
+    untuned = [x for job in jobs for x in job.untuned]
+    return tuning.notes(untuned, record.tuned, [(job.job.id, read) for job in jobs for read in job.reads])
 
 
 def _judge_verified_job(

@@ -81,6 +81,7 @@ class ProgramRecorder(Recorder):
         """In the child: one line to the parent's file. It gets a file of its own when it has something to say itself."""
         self._seating = threading.Lock()
         self.said_bye = False
+        self.groups_told = set()
         pid = os.getpid()
         self._write(Forked(t=time.time(), pid=pid, started=reaper.started(pid), image=reaper.image(pid)))
 

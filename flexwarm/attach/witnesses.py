@@ -88,7 +88,7 @@ class Attached:
         self._triton_cache: dict[str, str] = {}
         self._began = time.time()
         self._leaving = Leaving()
-        self._choices = absent.Choices(self._api, self.recorder) if stand_in.present() else None
+        self._choices = absent.Choices(self._api, self.recorder) if stand_in.is_own() else None
         #: With which status, and why, it said that it ends.
         self._ended: tuple[int | None, str] | None = None
         #: torch's counters as they came with a fork: what they say is of the parent.
@@ -100,6 +100,7 @@ class Attached:
             return
         recorder, api = self.recorder, self._api
         choices = self._choices
+        self._try("the null GPU", stand_in.refuse_others)
         if choices is not None:
             self._try("sizes", sizes.count_on_processor)
             self._when("torch._dynamo", sizes.hide_from_dynamo)
@@ -375,7 +376,7 @@ class Attached:
                 how=how,
                 status=left[0],
                 why=left[1],
-                unanswered=stand_in.unanswered(),
+                unanswered=stand_in.unanswered() if stand_in.is_own() else "",
             )
         )
 

@@ -57,14 +57,22 @@ def launch_options(
     )
 
 
-def launch_and_render(session: Session, options: LaunchOptions, operation: LaunchOperation) -> int:
+def launch_and_render(
+    session: Session, options: LaunchOptions, operation: LaunchOperation, show: Callable[..., None] | None = None
+) -> int:
     """Run ``operation`` and show what it came to.
+
+    Args:
+        show: prints the result for people, given it and the ``verbosity``; as a table if not given.
 
     Returns:
         The verdict's exit code.
     """
     result = operate(session, options, operation)
-    render_result(session, result, exit_code=int(result.verdict.exit_code))
+    if show is not None and not session.json:
+        show(result, verbosity=session.verbosity)
+    else:
+        render_result(session, result, exit_code=int(result.verdict.exit_code))
     return int(result.verdict.exit_code)
 
 

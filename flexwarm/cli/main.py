@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "fingerprint": ("flexwarm.cli.fingerprint", "Print what compiled kernels here depend on; compare with a bucket."),
     "build": ("flexwarm.cli.build", "Compile what a spec or a launch line needs and is cold."),
     "verify": ("flexwarm.cli.verify", "Prove in new processes that a launch compiles nothing."),
+    "explain": ("flexwarm.cli.explain", "Say why a launch would compile: what is not as it was built."),
     "run": ("flexwarm.cli.run", "Launch the real job with the bucket's environment."),
     "record": ("flexwarm.cli.record", "Write a spec of what a launch line compiles."),
     "env": ("flexwarm.cli.env", "Print the variables a launch needs to use the bucket."),

@@ -49,8 +49,11 @@ def run_options(
     )
 
 
-def run_and_render(session: Session, options: RunOptions, operation: Operation) -> int:
+def run_and_render(session: Session, options: RunOptions, operation: Operation, show: Callable[..., None] | None = None) -> int:
     """Run ``operation`` under the eyes of the user.
+
+    Args:
+        show: prints the result for people, given it and the ``verbosity``; as a table if not given.
 
     Returns:
         The exit code.
@@ -64,5 +67,5 @@ def run_and_render(session: Session, options: RunOptions, operation: Operation) 
     if session.json:
         session.emit_json(render.run_json(result))
     else:
-        render.print_run(result, verbosity=session.verbosity)
+        (show or render.print_run)(result, verbosity=session.verbosity)
     return int(result.verdict.exit_code)

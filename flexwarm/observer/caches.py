@@ -9,8 +9,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from flexwarm.events import Answer, Layer, Lookup, Phase
+from flexwarm.observer import key_details
+from flexwarm.observer.key_details import Asked
 from flexwarm.observer.recorder import Recorder
-from flexwarm.observer.torch_api import TorchApi
+from flexwarm.observer.torch_api import TorchApi, keys
 
 _COUNTED = {
     "inductor": ("fxgraph_cache_hit", "fxgraph_cache_miss", "fxgraph_cache_bypass"),
@@ -46,8 +48,9 @@ def watch_fx(api: TorchApi, recorder: Recorder) -> None:
     prepare_key, load_with_key = api.fx_cache.prepare_key, api.fx_cache.load_with_key
 
     @functools.wraps(prepare_key)
-    def reporting_prepare_key(*args: Any, **kwargs: Any) -> Any:
-        key_info, info = prepare_key(*args, **kwargs)
+    def reporting_prepare_key(gm: Any, *args: Any, **kwargs: Any) -> Any:
+        key_info, info = prepare_key(gm, *args, **kwargs)
+        _last.fx = Asked(key_info[0], key_info[1], gm) if key_info is not None else None
         if key_info is None:
             say(recorder, Layer.FX, Answer.BYPASS, "", str(info.get("cache_bypass_reason", "torch gave no reason")))
             recorder.phase(Phase.COMPILE)
@@ -57,10 +60,13 @@ def watch_fx(api: TorchApi, recorder: Recorder) -> None:
     @functools.wraps(load_with_key)
     def reporting_load_with_key(key: str, *args: Any, **kwargs: Any) -> Any:
         recorder.phase(Phase.LOAD)
+        asked, _last.fx = _last.fx, None  # the graph is large, and nobody else would let go of it
         graph, info = load_with_key(key, *args, **kwargs)
         if graph is not None:
             say(recorder, Layer.FX, Answer.HIT, key)
         else:
+            if asked is not None and asked.key == key:
+                key_details.tell(recorder, Layer.FX, asked)
             say(recorder, Layer.FX, Answer.MISS, key, str(info.get("cache_status_detailed", "")))
             recorder.phase(Phase.COMPILE)
             recorder.stop_if_verifying()
@@ -81,6 +87,9 @@ class _Last(threading.local):
         self.key = ""
         self.refusal = ""
         self.missed_above = False
+        #: Of what the keys were made.
+        self.aot: Asked | None = None
+        self.fx: Asked | None = None
 
 
 _last = _Last()
@@ -93,23 +102,25 @@ def aot_key_here() -> str:
 
 def watch_aot(api: TorchApi, recorder: Recorder) -> None:
     """AOTAutograd's cache alone."""
+    keys.say_parts_of_aot_keys(api.aot_module)
     make_key, try_load = api.aot_module.autograd_cache_key, api.aot_cache.try_load
 
     @functools.wraps(make_key)
-    def remembering_key(*args: Any, **kwargs: Any) -> Any:
+    def remembering_key(mod: Any, *args: Any, **kwargs: Any) -> Any:
         try:
-            key, lines = make_key(*args, **kwargs)
+            key, lines = make_key(mod, *args, **kwargs)
         except Exception as error:
             _last.refusal = f"{type(error).__name__}: {error}"
             raise
-        _last.key = str(key)
+        _last.key, _last.aot = str(key), Asked(str(key), lines, mod)
         return key, lines
 
     @functools.wraps(try_load)
     def reporting_try_load(*args: Any, **kwargs: Any) -> Any:
-        _last.key, _last.refusal, _last.missed_above = "", "", False
+        _last.key, _last.refusal, _last.missed_above, _last.aot = "", "", False, None
         before = read_counters(api)
         result = try_load(*args, **kwargs)
+        asked, _last.aot = _last.aot, None
         seen = counted_since(api, before)
         if seen["aot_autograd.autograd_cache_hit"]:
             say(recorder, Layer.AOT, Answer.HIT, _last.key)
@@ -119,6 +130,8 @@ def watch_aot(api: TorchApi, recorder: Recorder) -> None:
         else:
             # A miss, or an outcome that torch did not count: both mean that it will trace again.
             _last.missed_above = True
+            if asked is not None:
+                key_details.tell(recorder, Layer.AOT, asked)
             say(recorder, Layer.AOT, Answer.MISS, _last.key)
         return result
 

@@ -87,19 +87,36 @@ def watch_tuning(api: TorchApi, recorder: Recorder) -> None:
 
 
 def watch_autotune(api: TorchApi, recorder: Recorder) -> None:
-    """Report each benchmark of kernel candidates: its winner depends on the moment, so a warm launch has none."""
+    """Report each benchmark of kernel candidates: its winner depends on the moment, so a warm launch has none.
+
+    A search around the fastest compiles as it goes, so it is a compile also where tuning is not.
+    """
     autotuner = api.autotuner()
     benchmark = autotuner.benchmark_all_configs
 
     def reporting_benchmark(self: Any, *args: Any, **kwargs: Any) -> Any:
         kernel = api.kernel_of(self)
-        recorder.tunes(kernel)
+        if api.searches_on(self):
+            recorder.compiled("autotune", kernel)
+        else:
+            recorder.tunes(kernel)
         with recorder.tuning(kernel):
             return benchmark(self, *args, **kwargs)
 
     autotuner.benchmark_all_configs = reporting_benchmark
+    for name in api.searches():
+        setattr(autotuner, name, _reporting_search(api, recorder, getattr(autotuner, name)))
     if recorder.on_tuning is Tuning.TRY:
         keep_no_choice(api)
+
+
+def _reporting_search(api: TorchApi, recorder: Recorder, search: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(search)
+    def reporting_search(self: Any, *args: Any, **kwargs: Any) -> Any:
+        recorder.compiled("autotune", f"variants of {api.kernel_of(self)} that are made while it is tuned")
+        return search(self, *args, **kwargs)
+
+    return reporting_search
 
 
 def keep_no_choice(api: TorchApi) -> None:
@@ -115,7 +132,10 @@ def keep_no_choice(api: TorchApi) -> None:
 
 
 def watch_kernel_autotune(api: TorchApi, recorder: Recorder) -> None:
-    """Report each tuning of a kernel under ``@triton.autotune``; without Triton's own cache each process tunes anew."""
+    """Report each tuning of a kernel under ``@triton.autotune``; without Triton's own cache each process tunes anew.
+
+    The program can read what was chosen, and compile something else for it: that it may tune does not cover this.
+    """
     autotuner = api.kernel_autotuner()
     benchmark = autotuner._bench
     told: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
@@ -125,35 +145,11 @@ def watch_kernel_autotune(api: TorchApi, recorder: Recorder) -> None:
         tuned, name = len(self.cache), api.kernel_of(self)
         if told.get(self) != tuned:  # the first configuration of this tuning
             told[self] = tuned
-            recorder.tunes(f"@triton.autotune of {name}, {len(self.configs)} configurations")
+            recorder.compiled("autotune", f"@triton.autotune of {name}, {len(self.configs)} configurations")
         with recorder.tuning(name):
             return benchmark(self, *args, **kwargs)
 
     autotuner._bench = reporting_benchmark
-    if recorder.on_tuning is Tuning.TRY:
-        _keep_no_times(autotuner)
-
-
-class _Timed(Exception):
-    """The way past what Triton does once it has timed."""
-
-
-def _keep_no_times(autotuner: Any) -> None:
-    """Triton does not write how long the configurations of a kernel took; it still reads what others wrote."""
-    check = autotuner.check_disk_cache
-
-    @functools.wraps(check)
-    def check_only(self: Any, key: Any, configs: Any, benchmark: Callable[[], None]) -> bool:
-        def benchmark_and_leave() -> None:
-            benchmark()
-            raise _Timed
-
-        try:
-            return bool(check(self, key, configs, benchmark_and_leave))
-        except _Timed:
-            return False
-
-    autotuner.check_disk_cache = check_only
 
 
 def triton_cache() -> dict[str, str]:

@@ -58,6 +58,8 @@ class Recorder:
         self.on_tuning = tuning
         self.here = threading.local()
         self._seats: dict[str, Seat] = {}
+        #: Groups of parts of keys that are in the file: see :mod:`flexwarm.observer.key_details`.
+        self.groups_told: set[str] = set()
         #: The device that the calling thread serves, where it has no seat; empty if that cannot be known.
         self.device_here: Callable[[], str] = lambda: ""
         #: Dynamo's number of the graph that the calling thread compiles; empty if nobody follows that.

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from flexwarm import canonical
+from flexwarm.errors import UnsupportedError
 from flexwarm.target import NOTHING
 
 _DRIVER = "libcuda.so.1"
@@ -21,17 +22,43 @@ def _driver() -> ctypes.CDLL | None:
     """The null GPU, if it is loaded: it is preloaded, so it is there before anything else or never."""
     try:
         driver = ctypes.CDLL(_DRIVER, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
-        driver.nullgpu_profile.restype = driver.nullgpu_unanswered.restype = ctypes.c_char_p
-        driver.nullgpu_reads.restype = driver.nullgpu_timings.restype = ctypes.c_ulonglong
-        driver.nullgpu_on_read.restype = None
+        driver.nullgpu_profile.restype = ctypes.c_char_p  # which no real driver has
     except (OSError, AttributeError):
         return None
+    for name, kind in _ANSWERS.items():
+        if hasattr(driver, name):
+            getattr(driver, name).restype = kind
     return driver
+
+
+#: What flexwarm asks a null GPU, and what that answers.
+_ANSWERS = {
+    "nullgpu_unanswered": ctypes.c_char_p,
+    "nullgpu_reads": ctypes.c_ulonglong,
+    "nullgpu_timings": ctypes.c_ulonglong,
+    "nullgpu_on_read": None,
+}
 
 
 def present() -> bool:
     """Whether the GPUs of this process are not really there."""
     return _driver() is not None
+
+
+def is_own() -> bool:
+    """Whether it is a null GPU of this flexwarm: one that answers all that flexwarm asks."""
+    driver = _driver()
+    return driver is not None and all(hasattr(driver, name) for name in _ANSWERS)
+
+
+def refuse_others() -> None:
+    """Raises:
+    UnsupportedError: the null GPU that is there is of another flexwarm, so that nobody sees what it leaves open.
+    """
+    if present() and not is_own():
+        raise UnsupportedError(
+            "a null GPU of another flexwarm is preloaded (LD_PRELOAD)", "unset LD_PRELOAD; build --target preloads its own"
+        )
 
 
 def identity() -> str:
@@ -43,6 +70,8 @@ def identity() -> str:
     driver = _driver()
     if driver is None:
         return NOTHING
+    if not is_own():
+        return "a null GPU of another flexwarm"
     try:
         text = Path(os.fsdecode(driver.nullgpu_profile() or b"")).read_text()
     except OSError:

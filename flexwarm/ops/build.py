@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 from flexwarm import __version__, entries, environment, inventory, launch, locks, manifest
 from flexwarm.errors import ExitCode, UsageError
 from flexwarm.manifest import JobEntry, KeyEntry, Manifest
-from flexwarm.ops import publish
+from flexwarm.ops import explaining, publish
 from flexwarm.ops.prepare import Prepared, foreign_cache, prepare, worker_components
 from flexwarm.ops.run import RunOptions, RunResult, Watcher, run_workers
 from flexwarm.record import JobRecord, Record
@@ -101,6 +101,8 @@ def build(options: RunOptions, environ: Mapping[str, str], watcher: Watcher, *, 
                 if prepared.target is not None:
                     publish.drop_times(bucket)
                 current = _publish(prepared, record, known, environ, written, stored)
+                made = [key for job in record.jobs.values() for key in job.missed_keys]
+                explaining.keep(bucket, made, watcher.notify, only=current)
                 bucket.building.unlink()  # after any other end it stays, or what this build left is swept with it
         publish.keep_ledger(bucket, verdict.kind, verdict.exit_code, watcher.notify)
     return _result(prepared, verdict, record, current, current is not known, time.perf_counter() - started, conduct.remedy)

@@ -12,10 +12,11 @@ from typing import Final
 
 from flexwarm import __version__, canonical, entries, inventory, launch, locks, manifest
 from flexwarm.errors import ExitCode, Interrupted
+from flexwarm.key_parts import Key
 from flexwarm.launch_verdict import LaunchVerdict, judge_built_launch
 from flexwarm.manifest import JobEntry, KeyEntry, Manifest
 from flexwarm.observation import OnMiss
-from flexwarm.ops import joining, publish
+from flexwarm.ops import explaining, joining, publish
 from flexwarm.ops.build import refuse_disabled_caches, refuse_foreign_cache
 from flexwarm.ops.launch_line import (
     LaunchOptions,
@@ -93,6 +94,7 @@ class _Build:
             before = manifest.load(self._bucket)
             record, verdict = _run(self._prepared, self._options, self._environ, self._watcher, before)
             part = _part(self._prepared, record, verdict)
+            explaining.keep(self._bucket, _made(record), self._watcher.notify)  # the builder forgets what it does not publish
             joining.leave(self._bucket, builder, self._id, part)
         # The builder's end, in which it has published what was left to it.
         with self._lock(self._bucket.lock, self._bucket.holder):
@@ -129,6 +131,7 @@ class _Build:
                         if self._options.target is not None:
                             publish.drop_times(bucket)
                         current = _publish(prepared, [_part(prepared, record, verdict), *parts], known, written)
+                        explaining.keep(bucket, _made(record), notify, only=current)
                         bucket.building.unlink()  # after any other end it stays, or what this build left is swept with it
             publish.keep_ledger(bucket, verdict.kind, verdict.exit_code, notify)
         return result_of(prepared, self._options, verdict, record, current, self._began, published=current is not known)
@@ -151,6 +154,10 @@ def _run(
         raise Interrupted(record.signum)
     expected = expectation(prepared, options, None, disk=())
     return record, judge_built_launch(record, expected, entries.stored_keys(prepared.machine.bucket))
+
+
+def _made(record: LaunchRecord) -> list[Key]:
+    return [key for program in record.judged for key in program.missed_keys]
 
 
 def _every(verdict: LaunchVerdict) -> list[Reason]:

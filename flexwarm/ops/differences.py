@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from flexwarm import environment
 from flexwarm.errors import FlexwarmError
@@ -49,6 +50,51 @@ def differences_since_build(
     return reasons
 
 
+def nearest_built(job: Job, known: Manifest) -> str:
+    """What the job in the bucket that is the most like one that was never built has otherwise; empty if there is none.
+
+    The names are those of the spec. Jobs of launch lines are not like one of a spec.
+    """
+    wanted = _in_spec({"device": job.device, **job.workload.subject()})
+    found = []
+    for entry in known.jobs.values():
+        if "workload" in entry.detail:
+            built = _in_spec({"device": entry.detail.get("device"), **entry.detail["workload"]})
+            names = [name for name in {**wanted, **built} if wanted.get(name) != built.get(name)]
+            found.append((len(names), entry.workload != job.workload.name, entry.workload, names, built))
+    if not found:
+        return ""
+    _, _, workload, names, built = min(found, key=lambda one: one[:3])
+    told = [f"{name} {_value(built.get(name))} where this has {_value(wanted.get(name))}" for name in names[:3]]
+    told += [f"{len(names) - 3} more differences"] if len(names) > 3 else []
+    return f"the nearest that was, {workload}, has {' and '.join(told)}" if told else ""
+
+
+def _in_spec(data: Mapping[str, Any]) -> dict[str, Any]:
+    """A workload as data, by the names that its parts have in a spec: of a grid all values in their order."""
+    found: dict[str, Any] = {}
+    for name, value in data.items():
+        if name in ("mask", "score"):
+            found[f"{name}_mod"] = value["name"] if value else None
+            found.update((f"{name}_args.{key}", item) for key, item in ((value or {}).get("args") or {}).items())
+        elif name == "shapes":
+            keys = dict.fromkeys(key for shape in value for key in shape)
+            found.update((key, list(dict.fromkeys(shape.get(key) for shape in value))) for key in keys)
+        elif isinstance(value, Mapping):
+            found.update((f"{name}.{key}", item) for key, item in value.items())
+        else:
+            found[name] = value
+    if found.get("kv_len") == found.get("q_len"):
+        found.pop("kv_len", None)  # it follows, unless the spec says otherwise
+    return found
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    return "none" if value is None else str(value)
+
+
 def variables_since_build(entry: JobEntry, now: Mapping[str, str]) -> list[Reason]:
     """The variables that can make a key miss and are not as they were when ``entry`` was built."""
     return [
@@ -87,7 +133,7 @@ def changes_since_proof(proven: JobProof, now: Mapping[str, str], sources: Mappi
                 Reason(
                     code=code,
                     message=f"{name.removeprefix('env.')} was {_shown(old)} when this was proven and is {_shown(new)} now",
-                    hint="run flexwarm verify without --fast once",
+                    hint="flexwarm build tunes once for all" if name == TUNING else "run flexwarm verify without --fast once",
                 )
             )
     unknown = {str(Path(s.path).resolve()): "" for s in sources.values() if str(Path(s.path).resolve()) not in proven.files}

@@ -8,7 +8,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -17,11 +17,12 @@ from flexwarm.command import Conditions, run_command
 from flexwarm.commandline import LaunchLine
 from flexwarm.errors import StoreError, UsageError
 from flexwarm.events import Event
+from flexwarm.explanation import Explained
 from flexwarm.launch_verdict import Expectation, LaunchVerdict
 from flexwarm.manifest import JobEntry, Manifest
 from flexwarm.nodes import NodeFacts
 from flexwarm.observation import VARIABLE, Observation, OnMiss
-from flexwarm.ops import publish
+from flexwarm.ops import explaining, publish
 from flexwarm.ops.differences import settings_difference, variables_since_build
 from flexwarm.ops.prepare import PACKAGE, Machine, find_machine
 from flexwarm.ops.run import run_directory
@@ -104,7 +105,9 @@ class LaunchResult:
         built_for: as :attr:`flexwarm.ops.run.RunResult.built_for`.
         command_exit_code: the command's own, 128 and the signal's number if one ended it; None if it was not started, or we
             ended it.
+        tuning: as :attr:`LaunchOptions.tuning`.
         expected_ranks: how many ranks had to report, if that was known before.
+        explained: identity of a program -> the keys that it missed, with what they are nearest to.
     """
 
     verdict: LaunchVerdict
@@ -121,6 +124,8 @@ class LaunchResult:
     bucket_files: int | None = None
     target: str | None = None
     built_for: Sequence[Mapping[str, Any]] = ()
+    tuning: Tuning = Tuning.MISS
+    explained: Mapping[str, Sequence[Explained]] = field(default_factory=dict)
 
 
 def prepare_launch(options: LaunchOptions, environ: Mapping[str, str], *, create: bool) -> PreparedLaunch:
@@ -297,15 +302,28 @@ def _builds_of(prepared: PreparedLaunch, entries: Sequence[JobEntry]) -> dict[st
     return {str(entry.detail["program"]): entry for entry in mine}
 
 
-def why_missed(prepared: PreparedLaunch, known: Manifest, record: LaunchRecord) -> dict[str, list[Reason]]:
+def explain_misses(
+    prepared: PreparedLaunch, known: Manifest | None, record: LaunchRecord, notify: Callable[[str], None]
+) -> dict[str, tuple[Explained, ...]]:
+    """Identity of a program -> each key that it missed, with the nearest that the bucket has."""
+    builds = _builds_of(prepared, list(known.jobs.values()) if known else [])
+    missed = {program.identity: program.missed_keys for program in record.judged}
+    own = {name: frozenset(key.key for key in entry.keys) for name, entry in builds.items()}
+    return explaining.explain_misses(prepared.machine.bucket, missed, own, notify)
+
+
+def why_missed(
+    prepared: PreparedLaunch, known: Manifest, record: LaunchRecord, explained: Mapping[str, Sequence[Explained]]
+) -> dict[str, list[Reason]]:
     """Identity of a program -> what is not as it was when the bucket was built, of what can make a key miss."""
     entries = list(known.jobs.values())
     builds = _builds_of(prepared, entries)
     found = {}
     for program in record.judged:
+        why = explained.get(program.identity, ())
         nearest = builds.get(program.identity) or _nearest(entries, program)
-        if nearest is not None:
-            found[program.identity] = [*_other_devices(entries, program), *_differences(known, nearest, program)]
+        differences = [] if nearest is None else [*_other_devices(entries, program), *_differences(known, nearest, program)]
+        found[program.identity] = [*explaining.reasons(why), *explaining.unless_explained(differences, why)]
     return found
 
 
@@ -385,6 +403,7 @@ def result_of(
     began: float,
     *,
     published: bool = False,
+    explained: Mapping[str, Sequence[Explained]] | None = None,
 ) -> LaunchResult:
     """Put together what an operation came to; ``began``: when, by ``time.perf_counter``."""
     bucket = prepared.machine.bucket
@@ -403,4 +422,6 @@ def result_of(
         bucket_files=len(known.files) if known else None,
         target=options.target.title if options.target is not None else None,
         built_for=publish.origins(known),
+        tuning=options.tuning,
+        explained=explained or {},
     )

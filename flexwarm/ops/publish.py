@@ -147,16 +147,12 @@ def left_out(job: JobEntry) -> list[Reason]:
     ]
 
 
-#: What torch and Triton keep of times, and of choices by them.
-_TIMES: Final = (".best_config", ".autotune.json", ".kernel_perf", ".picked_kernel")
-
-
 def drop_times(bucket: Bucket) -> None:
     """A GPU that is not there has no times: what was measured on it must reach nobody."""
     for tree in (bucket.inductor, bucket.triton):
         for path in tree.rglob("*"):
             # Inductor keeps those of matrix products in files without an ending.
-            if path.is_file() and (path.name.endswith(_TIMES) or path.parent == bucket.inductor / "cache"):
+            if path.is_file() and (path.name.endswith(inventory.TIMES) or path.parent == bucket.inductor / "cache"):
                 path.unlink()
 
 

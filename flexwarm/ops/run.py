@@ -6,13 +6,14 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from flexwarm import launch, locks
 from flexwarm.errors import StoreError, UnsupportedError
 from flexwarm.events import Event
+from flexwarm.explanation import Explained
 from flexwarm.files import list_names, make_directory
 from flexwarm.launch import Limits, OnEvent
 from flexwarm.ops.drill import DrillResult
@@ -90,10 +91,13 @@ class RunResult:
         published: the bucket's manifest was written.
         bucket_bytes, bucket_files: of the manifest's files; None without a manifest.
         remedy: as :attr:`flexwarm.request.Conduct.remedy`.
+        tuning: as :attr:`flexwarm.request.Conduct.tuning`, of a verification.
+        tuning_left: a warm verdict is of a launch that has kernels to tune.
         drill: what became of the drill; None for a build.
         target: GPUs that were not there, as :attr:`flexwarm.target.Target.title`; None where all were.
         built_for: of the bucket's jobs that were built without their GPU: which, where, by whom and from what.
         notes: what is to be known beside the reasons.
+        explained: job id -> the keys that it missed, with what they are nearest to.
     """
 
     verdict: Verdict
@@ -108,10 +112,13 @@ class RunResult:
     bucket_bytes: int | None = None
     bucket_files: int | None = None
     remedy: str = Guard.REPORT.value
+    tuning: Tuning = Tuning.MISS
+    tuning_left: bool = False
     drill: DrillResult | None = None
     target: str | None = None
     built_for: Sequence[Mapping[str, Any]] = ()
     notes: Sequence[str] = ()
+    explained: Mapping[str, Sequence[Explained]] = field(default_factory=dict)
 
 
 def run_workers(

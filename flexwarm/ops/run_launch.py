@@ -17,6 +17,7 @@ from flexwarm.ops.launch_line import (
     LaunchWatcher,
     PreparedLaunch,
     expectation,
+    explain_misses,
     observe,
     prepare_real_launch,
     result_of,
@@ -51,13 +52,14 @@ def run_launch(options: LaunchOptions, environ: Mapping[str, str], watcher: Laun
         known = _manifest(prepared, watcher)
         record = observe(prepared, options, environ, watcher, on_miss=on_miss, known=known, patient=True)
         expected = expectation(prepared, options, known, disk=())
-        why = why_missed(prepared, known, record) if known else {}
+        explained = explain_misses(prepared, known, record, watcher.notify)
+        why = why_missed(prepared, known, record, explained) if known else {}
         verdict = with_space(bucket, judge_verified_launch(record, expected, why))
         try:
             ledger.append(bucket, {"command": "run", "verdict": verdict.kind.value, "exit_code": int(verdict.exit_code)})
         except StoreError as error:
             watcher.notify(f"the run is not in the bucket's history: {error.message}")
-    return result_of(prepared, options, verdict, record, known, began)
+    return result_of(prepared, options, verdict, record, known, began, explained=explained)
 
 
 def _manifest(prepared: PreparedLaunch, watcher: LaunchWatcher) -> Manifest | None:

@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 
 from flexwarm import environment, inventory, launch, ledger, locks, manifest, proof
 from flexwarm.errors import CorruptError, ExitCode, StoreError
+from flexwarm.explanation import Explained
 from flexwarm.inventory import Fault, FaultKind
 from flexwarm.manifest import JobEntry, Manifest
-from flexwarm.ops import before_launch, publish
-from flexwarm.ops.differences import changes_since_proof, differences_since_build, no_bucket
+from flexwarm.ops import before_launch, explaining, publish
+from flexwarm.ops.differences import changes_since_proof, differences_since_build, nearest_built, no_bucket
 from flexwarm.ops.drill import DrillResult, DrillState, drill_plan, run_drill, wanted_state
 from flexwarm.ops.prepare import (
     DRILL,
@@ -72,8 +73,11 @@ def verify(options: RunOptions, environ: Mapping[str, str], watcher: Watcher, *,
         target=prepared.target.title if prepared.target is not None else None,
         built_for=publish.origins(known),
         remedy=options.conduct(Purpose.VERIFY).remedy,
+        tuning=options.tuning,
+        tuning_left=decided.tuning_left,
         drill=decided.drill,
         notes=decided.notes,
+        explained=decided.explained,
     )
 
 
@@ -85,7 +89,9 @@ class _Decision:
     drill: DrillResult
     record: Record | None = None
     known: Manifest | None = None
+    tuning_left: bool = False
     notes: Sequence[str] = ()
+    explained: Mapping[str, Sequence[Explained]] = dataclasses.field(default_factory=dict)
 
 
 def _decide(prepared: Prepared, options: RunOptions, environ: Mapping[str, str], watcher: Watcher, *, fast: bool) -> _Decision:
@@ -125,19 +131,27 @@ def _decide(prepared: Prepared, options: RunOptions, environ: Mapping[str, str],
             verdict, drilled, tuning = _fast(prepared, known, matches, options, environ)
             notes = [f"when this was proven, kernels were tuned: {AT_EACH_LAUNCH}"] if tuning == TUNING_LEFT else []
             drill = DrillResult(state=drilled or not_run.state)
-            return _Decision(verdict=verdict, drill=drill, known=known, notes=notes)
-        verdict, record, state = _full(prepared, known, matches, options, environ, watcher)
+            return _Decision(verdict=verdict, drill=drill, known=known, notes=notes, tuning_left=bool(notes))
+        verdict, record, state, explained = _full(prepared, known, matches, options, environ, watcher)
         drill = not_run
         if _only_hazards(verdict) and record is not None:
             drill = run_drill(prepared, options, environ, watcher)
             verdict = with_drill(verdict, drill.record) if drill.record is not None else verdict
         if verdict.kind is Kind.WARM and record is not None:
-            tuned = TUNING_LEFT if any(job.tuned for job in record.jobs.values()) else NO_TUNING
+            tuned = TUNING_LEFT if record.tuned else NO_TUNING
             remedy = options.conduct(Purpose.VERIFY).remedy
             now = context(prepared, environ, guard=remedy, drill=drill.state.value, tuning=tuned)
             _remember(prepared, read, state, record, now, watcher)
         notes = notes_of(record) if record is not None else []
-        return _Decision(verdict=verdict, drill=drill, record=record, known=known, notes=notes)
+        return _Decision(
+            verdict=verdict,
+            drill=drill,
+            record=record,
+            known=known,
+            tuning_left=record is not None and bool(record.tuned),
+            notes=notes,
+            explained=explained,
+        )
 
 
 def disabled_caches(environ: Mapping[str, str], bucket: Bucket) -> list[Reason]:
@@ -168,13 +182,13 @@ def _full(
     options: RunOptions,
     environ: Mapping[str, str],
     watcher: Watcher,
-) -> tuple[Verdict, Record | None, str]:
-    """The verdict, what was seen, and the state of the bucket's files before the jobs ran."""
+) -> tuple[Verdict, Record | None, str, Mapping[str, Sequence[Explained]]]:
+    """The verdict, what was seen, the state of the bucket's files before the jobs ran, and the misses."""
     bucket = prepared.bucket
     runnable = _only_jobs(prepared.plan, [job_id for job_id, entry in matches.items() if entry is not None])
-    missing = [_not_built(job) for job in prepared.plan.jobs if matches[job.id] is None]
+    missing = [_not_built(job, known) for job in prepared.plan.jobs if matches[job.id] is None]
     if not runnable.workers:
-        return conclude(missing, [], best=Kind.WARM), None, ""
+        return conclude(missing, [], best=Kind.WARM), None, "", {}
     faults: list[Fault] = []
     before: list[inventory.Snapshot] = []
     states: list[str] = []
@@ -198,18 +212,26 @@ def _full(
         before_jobs=check_bucket,
     )
     if faults:
-        return _none_run(prepared.plan, [fault_reason(fault) for fault in faults], Outcome.NOT_RUN), record, ""
+        return _none_run(prepared.plan, [fault_reason(fault) for fault in faults], Outcome.NOT_RUN), record, "", {}
     disk = [change.path for change in inventory.changed(before[0], inventory.snapshot(bucket))]
     built = {job_id: entry for job_id, entry in matches.items() if entry is not None}
+    missed = {job.id: record.jobs[job.id].missed_keys for job in runnable.jobs}
+    own = {job_id: frozenset(key.key for key in entry.keys) for job_id, entry in built.items()}
+    explained = explaining.explain_misses(bucket, missed, own, watcher.notify)
+    notes = {}
+    for job in runnable.jobs:
+        differences = differences_since_build(prepared, known, job, built[job.id], record, environ)
+        why = explained.get(job.id, ())
+        notes[job.id] = [*explaining.reasons(why), *explaining.unless_explained(differences, why)]
     verdict = judge_verify(
         record,
         expected={job_id: frozenset((key.layer, key.key) for key in entry.keys) for job_id, entry in built.items()},
-        notes={job.id: differences_since_build(prepared, known, job, built[job.id], record, environ) for job in runnable.jobs},
+        notes=notes,
         disk=disk,
         parent_components=worker_components(prepared, options.conduct(Purpose.VERIFY)),
         left_open={job_id: publish.left_out(entry) for job_id, entry in built.items()},
     )
-    return conclude([*verdict.jobs, *missing], verdict.reasons, best=Kind.WARM), record, states[0]
+    return conclude([*verdict.jobs, *missing], verdict.reasons, best=Kind.WARM), record, states[0], explained
 
 
 def _fast(
@@ -240,7 +262,7 @@ def _fast(
     for job in prepared.plan.jobs:
         entry = matches[job.id]
         if entry is None:
-            jobs.append(_not_built(job))
+            jobs.append(_not_built(job, known))
             continue
         known_proof = proven.jobs.get(proof.job_name(job.share, job.id)) if proven else None
         if known_proof is not None:
@@ -290,12 +312,11 @@ def _only_jobs(plan: Plan, wanted: Sequence[str]) -> Plan:
     return Plan(workers=tuple(worker for worker in workers if worker.jobs))
 
 
-def _not_built(job: Job) -> JobVerdict:
-    reason = Reason(
-        code=Code.NOT_BUILT,
-        message=f"{job.workload.name} on {job.device} was never built in this bucket",
-        hint="flexwarm build",
-    )
+def _not_built(job: Job, known: Manifest) -> JobVerdict:
+    message = f"{job.workload.name} on {job.device} was never built in this bucket"
+    if nearest := nearest_built(job, known):
+        message = f"{message}; {nearest}"
+    reason = Reason(code=Code.NOT_BUILT, message=message, hint="flexwarm build")
     return JobVerdict(job=job, outcome=Outcome.NOT_RUN, reasons=(reason,), record=None)
 
 

@@ -9,6 +9,7 @@ from typing import Final
 
 from flexwarm import inventory, ledger, locks, manifest
 from flexwarm.errors import CorruptError, ExitCode, Interrupted, StoreError
+from flexwarm.explanation import Explained
 from flexwarm.launch_verdict import LaunchVerdict, judge_verified_launch
 from flexwarm.manifest import Manifest
 from flexwarm.observation import OnMiss
@@ -20,6 +21,7 @@ from flexwarm.ops.launch_line import (
     LaunchWatcher,
     PreparedLaunch,
     expectation,
+    explain_misses,
     observe,
     observe_outside,
     prepare_launch,
@@ -44,19 +46,19 @@ def verify_launch(options: LaunchOptions, environ: Mapping[str, str], watcher: L
     """
     began = time.perf_counter()
     prepared = prepare_launch(options, environ, create=False)
-    verdict, record, known = _decide(prepared, options, environ, watcher)
-    return result_of(prepared, options, verdict, record, known, began)
+    verdict, record, known, explained = _decide(prepared, options, environ, watcher)
+    return result_of(prepared, options, verdict, record, known, began, explained=explained)
 
 
 def _decide(
     prepared: PreparedLaunch, options: LaunchOptions, environ: Mapping[str, str], watcher: LaunchWatcher
-) -> tuple[LaunchVerdict, LaunchRecord | None, Manifest | None]:
+) -> tuple[LaunchVerdict, LaunchRecord | None, Manifest | None, Mapping[str, Sequence[Explained]]]:
     bucket = prepared.machine.bucket
     disabled = disabled_caches(environ, bucket)
     if disabled:
-        return _not_started(disabled), None, None
+        return _not_started(disabled), None, None, {}
     if not bucket.exists():
-        return _nothing_built(prepared, options, environ, watcher, no_bucket(prepared.machine, _BUILD))
+        return (*_nothing_built(prepared, options, environ, watcher, no_bucket(prepared.machine, _BUILD)), {})
     # Shared: the nodes of one launch are verified at the same time, and their ranks wait for each other.
     with locks.share_if_writable(
         bucket.lock,
@@ -68,31 +70,33 @@ def _decide(
         try:
             known = manifest.load(bucket)
         except CorruptError as error:
-            return _not_started([corrupt(error.message)]), None, None
+            return _not_started([corrupt(error.message)]), None, None, {}
         if known is None:
             reason = before_launch.no_build_finished(bucket, _BUILD)
-            return _nothing_built(prepared, options, environ, watcher, reason)
+            return (*_nothing_built(prepared, options, environ, watcher, reason), {})
         if left := before_launch.unfinished_reasons(bucket, known):
-            return _not_started(left), None, known
+            return _not_started(left), None, known, {}
         before = inventory.snapshot(bucket)
         faults = inventory.check(bucket, known, deep=True)
         if faults:
-            return _not_started([fault_reason(fault) for fault in faults]), None, known
+            return _not_started([fault_reason(fault) for fault in faults]), None, known, {}
         shapes = publish.other_shapes(known.jobs.values(), options.target)
         if shapes:
-            return _not_started(shapes), None, known
+            return _not_started(shapes), None, known, {}
         record = observe(prepared, options, environ, watcher, on_miss=OnMiss.FAIL, known=known)
         if record.signum is not None:
             raise Interrupted(record.signum)
         disk = [change.path for change in inventory.changed(before, inventory.snapshot(bucket))]
         expected = expectation(prepared, options, known, disk)
-        verdict = with_space(bucket, judge_verified_launch(record, expected, why_missed(prepared, known, record)))
+        explained = explain_misses(prepared, known, record, watcher.notify)
+        why = why_missed(prepared, known, record, explained)
+        verdict = with_space(bucket, judge_verified_launch(record, expected, why))
         if verdict.kind is Kind.WARM:
             try:
                 ledger.append(bucket, {"command": "verify", "verdict": Kind.WARM.value, "exit_code": int(ExitCode.OK)})
             except StoreError as error:
                 watcher.notify(f"the verification is not in the bucket's history: {error.message}")
-        return verdict, record, known
+        return verdict, record, known, explained
 
 
 def _nothing_built(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from flexwarm.calls import CompiledCall
@@ -10,11 +10,12 @@ from flexwarm.canonical import plain
 from flexwarm.commandline import title
 from flexwarm.compiler_lines import subject
 from flexwarm.events import Answer, Hazard
+from flexwarm.explanation import Explained
 from flexwarm.launch_verdict import ProgramVerdict
 from flexwarm.ops.launch_line import LaunchResult
 from flexwarm.programs import GraphRecord, LaunchRecord, ProgramRecord, SeenCompiler
 from flexwarm.reasons import Code, Reason, is_hazard
-from flexwarm.render.run import VERDICT_STYLES, origin_notes, outcome_style, tuned_json
+from flexwarm.render.run import TUNING_LEFT, VERDICT_STYLES, origin_notes, outcome_style, tuned_json
 from flexwarm.render.text import duration, size
 from flexwarm.request import Guard
 
@@ -49,8 +50,9 @@ def launch_json(result: LaunchResult, exit_code: int) -> dict[str, Any]:
             "nodes": _nodes_json(record) if record else [],
             "compilers": [_compiler_json(compiler) for compiler in record.compilers] if record else [],
         },
-        "jobs": [_job_json(program) for program in result.verdict.programs],
+        "jobs": [_job_json(program, result.explained) for program in result.verdict.programs],
         "guard": result.remedy,
+        "tuning": result.tuning.value,
         "target": result.target,
         "built_for": list(result.built_for),
         "hazards": list(_hazards_json(result)),
@@ -93,7 +95,7 @@ def _program_json(program: ProgramRecord) -> dict[str, Any]:
     }
 
 
-def _job_json(verdict: ProgramVerdict) -> dict[str, Any]:
+def _job_json(verdict: ProgramVerdict, explained: Mapping[str, Sequence[Explained]]) -> dict[str, Any]:
     """One rank of the line, or one program without a rank: what a job is for a spec."""
     record = verdict.record
     summary = record.summary
@@ -113,6 +115,7 @@ def _job_json(verdict: ProgramVerdict) -> dict[str, Any]:
         "checks": dict(summary.checks) if summary else {},
         "reasons": [plain(reason) for reason in verdict.reasons],
         "compile_seconds": round(record.seconds, 3),
+        "misses": [one.to_json() for one in explained.get(record.identity, ())],
         "untuned": sorted({event.kernel for event in record.untuned}),
         "tuned": tuned_json(record.tuned),
         "reads": list(dict.fromkeys(read.place for read in record.reads)),
@@ -247,6 +250,8 @@ def _summary(result: LaunchResult) -> str:
         parts.append(f"bucket {result.bucket[:8]} holds {size(result.bucket_bytes)}")
     if result.target is not None:
         parts.append(f"for {result.target} not here")
+    if any(not event.kept for program in (result.record.judged if result.record else ()) for event in program.tuned):
+        parts.append(TUNING_LEFT)
     if result.remedy != Guard.REPORT.value:
         parts.append(f"guard {result.remedy}")
     return f" ({', '.join(parts)})"

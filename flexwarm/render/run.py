@@ -36,6 +36,7 @@ def run_json(result: RunResult) -> dict[str, Any]:
         "notes": list(result.notes),
         "jobs": [_job_json(result, job) for job in result.verdict.jobs],
         "guard": result.remedy,
+        "tuning": result.tuning.value,
         "target": result.target,
         "built_for": list(result.built_for),
         "drill": _drill_json(result),
@@ -63,6 +64,7 @@ def _job_json(result: RunResult, verdict: JobVerdict) -> dict[str, Any]:
         "first_call_seconds": record.first_seconds if record else None,
     }
     if record is not None:
+        data["misses"] = [one.to_json() for one in result.explained.get(job.id, ())]
         data["keys"] = [
             {"layer": x.layer.value, "key": x.key, "answer": x.answer.value, "reason": x.reason} for x in record.lookups
         ]
@@ -231,6 +233,8 @@ VERDICT_STYLES = {
     Kind.BROKEN: "bold red",
     Kind.UNKNOWN: "bold yellow",
 }
+#: Said of a warm verdict on a launch that compiles nothing, and has kernels to tune.
+TUNING_LEFT = "tuning left to the launch"
 _OUTCOME_STYLES = {Outcome.HIT: "green", Outcome.COMPILED: "cyan", Outcome.UNTUNED: "cyan"}
 #: A narrower terminal has no room for the counts.
 _TIMES_COLUMNS = 56
@@ -316,7 +320,8 @@ def _summary(result: RunResult) -> str:
     if result.bucket_bytes is not None:
         held = f", bucket {result.bucket[:8]} holds {size(result.bucket_bytes)} in {result.bucket_files} files"
     absent = f", for {result.target} not here" if result.target is not None else ""
-    return f" ({good} of {jobs} jobs, {duration(result.seconds)}{held}{absent}{_drilled(result)})"
+    left = f", {TUNING_LEFT}" if result.tuning_left else ""
+    return f" ({good} of {jobs} jobs, {duration(result.seconds)}{held}{absent}{left}{_drilled(result)})"
 
 
 def _drilled(result: RunResult) -> str:

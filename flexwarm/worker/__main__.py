@@ -66,6 +66,7 @@ def run_worker(request: WorkerRequest, recorder: Recorder) -> None:
     dense.watch(api, recorder)
     if any(job.device != "cpu" for job in request.jobs):
         compilers.watch_triton(recorder)
+        stand_in.refuse_others()
         if stand_in.present():
             absent.watch(api, recorder)
             sizes.count_on_processor()

@@ -86,6 +86,7 @@ def warm_but_for_tuning(flexwarm: Flexwarm, *line: str) -> None:
     assert all_hit(allowed)
     assert all(job["tuned"] for job in allowed.json["jobs"])
     assert any("nothing of it is kept" in note for note in allowed.json["notes"])
+    assert allowed.json["tuning"] == "try"
     assert not changed(before, snapshot(flexwarm.bucket))
 
 
@@ -138,5 +139,8 @@ def test_ranks_that_were_built_for_without_gpus_compile_nothing_on_them(
     warm_but_for_tuning(flexwarm, *line)
     ran = flexwarm("run", "--on-miss", "fail", "--allow-tuning", *line)
     assert (ran.code, "verdict: warm" in ran.err) == (0, True), ran.err
-    tuned_once_for_all(flexwarm, *line)
+    # A launch keeps what it chooses, so the next has nothing to tune.
+    assert choices(flexwarm)
+    proven = flexwarm.run_json("verify", *line)
+    assert (proven.code, proven.json["verdict"], proven.json["tuning"]) == (0, "warm", "miss"), proven.messages()
     no_process_left()

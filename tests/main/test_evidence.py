@@ -213,6 +213,20 @@ def test_a_proof_that_left_tuning_to_the_launch_is_enough_where_that_is_allowed_
     assert (allowed.code, allowed.json["verdict"]) == (0, "warm")
     (note,) = allowed.json["notes"]
     assert note.startswith("when this was proven, kernels were tuned: each rank")
+    assert "tuning left to the launch" in warm("verify", "-q", "--fast", "--allow-tuning").out
+    refused = warm("verify", "--allow-tuning", "--target", "h200")
+    assert (refused.code, "--allow-tuning and --target" in refused.err) == (2, True)
+
+
+def test_a_choice_that_a_launch_has_added_is_a_part_of_what_was_proven(warm: Flexwarm) -> None:
+    """While it is there a launch need not tune; without it, it does."""
+    choice = warm.bucket.inductor / "ab" / "kernel.best_config"
+    choice.parent.mkdir(exist_ok=True)
+    choice.write_text("{}")
+    assert warm.run_json("verify").code == 0
+    assert warm.run_json("verify", "--fast").code == 0
+    choice.unlink()
+    assert warm.run_json("verify", "--fast").codes() == {"not-proven"}
 
 
 def test_after_a_build_that_failed_a_verification_proves_again_what_is_there(warm: Flexwarm) -> None:

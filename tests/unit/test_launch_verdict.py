@@ -317,12 +317,15 @@ _CALL = "nccl ncclGetUniqueId; use the gloo backend"
 def test_the_call_that_a_gpu_that_is_not_there_did_not_answer_is_named_where_its_program_failed() -> None:
     launcher, first, second = warm_ranks()
     told = [dataclasses.replace(e, unanswered=_CALL) if isinstance(e, Summary) else e for e in second]
-    hint = f"a GPU that is not there does not answer {_CALL}"
-    failed = judge([launcher, plus(raised(6.0, error="ChildFailedError"))(first), plus(raised(5.0))(told)], status=1)
+    hint = f"a GPU that is not there did not answer {_CALL}"
+    of_torch, of_launcher = raised(5.0, error="RuntimeError"), raised(6.0, error="ChildFailedError")
+    failed = judge([launcher, plus(of_launcher)(first), plus(of_torch)(told)], status=1)
     assert [(reason.code, reason.hint) for reason in failed.reasons] == [(Code.COMMAND_FAILED, hint)]
-    went_on = judge([launcher, first, plus(raised(5.0))(told)])
+    went_on = judge([launcher, first, plus(of_torch)(told)])
     assert [(reason.code, reason.hint) for x in went_on.programs for reason in x.reasons] == [(Code.RAISED, hint)]
-    # What a program got over is no cause of another one's end.
+    # What a program got over is no cause of another one's end, nor of an error that torch does not raise.
+    own = judge([launcher, first, plus(raised(5.0, error="KeyError"))(told)], status=1)
+    assert [(reason.code, reason.hint) for reason in own.reasons] == [(Code.COMMAND_FAILED, "")]
     other = judge([launcher, plus(raised(5.0))(first), told], status=1)
     assert [(reason.code, reason.hint) for reason in other.reasons] == [(Code.COMMAND_FAILED, "")]
     assert codes(judge([launcher, first, told])) == set()

@@ -175,7 +175,7 @@ def test_each_missing_or_odd_piece_of_evidence_takes_warm_away(change: Change, c
 def test_the_call_that_a_gpu_that_is_not_there_did_not_answer_is_named_beside_the_log() -> None:
     end = dataclasses.replace(failed("RuntimeError", "NCCL error"), unanswered="nccl ncclGetUniqueId; use the gloo backend")
     (reason,) = judge(instead(JobDone, end)(warm_events())).jobs[0].reasons
-    hint = "a GPU that is not there does not answer nccl ncclGetUniqueId; use the gloo backend; log: /log"
+    hint = "a GPU that is not there did not answer nccl ncclGetUniqueId; use the gloo backend; log: /log"
     assert (reason.code, reason.message, reason.hint) == (Code.RAISED, "RuntimeError: NCCL error", hint)
 
 
@@ -192,6 +192,10 @@ def test_tuning_that_is_allowed_takes_nothing_away_and_is_told_with_its_time() -
     assert (verdict.kind, verdict.jobs[0].outcome) == (Kind.WARM, Outcome.HIT)
     (note,) = notes(record)
     assert note.startswith("2 kernels were tuned, in 0.75 s, and nothing of it is kept: each rank")
+    stray = Tuned(t=0, job=None, kernel="three", seconds=0.25, kept=False)  # by a thread whose job has ended
+    record = fold(PLAN, {0: [*said, stray]}, {0: CLEAN_EXIT})
+    assert {event.kernel for event in record.tuned} == {"one", "two", "three"}
+    assert notes(record)[0].startswith("3 kernels were tuned, in 1 s")
 
 
 def test_tuning_that_is_not_allowed_is_named_with_both_ways_out() -> None:

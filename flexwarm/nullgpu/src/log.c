@@ -68,8 +68,9 @@ static const char *instead_of(const char *library, const char *call)
     return "";
 }
 
-/* The last call of the process that was not answered; NULL if all were. */
+/* The last call that was not answered, and by which process: a forked child has made none. */
 static _Atomic(const struct ng_call *) last_unanswered;
+static _Atomic pid_t last_unanswered_by;
 
 static void describe(const struct ng_call *call, char *text, size_t room)
 {
@@ -79,6 +80,7 @@ static void describe(const struct ng_call *call, char *text, size_t room)
 int ng_unanswered(struct ng_call *call, int status)
 {
     atomic_store(&last_unanswered, call);
+    atomic_store(&last_unanswered_by, getpid());
     if (!atomic_flag_test_and_set(&call->logged)) {
         char text[256];
         describe(call, text, sizeof text);
@@ -93,7 +95,7 @@ NG_API const char *nullgpu_unanswered(void)
     static _Thread_local char text[256];
     const struct ng_call *call = atomic_load(&last_unanswered);
     text[0] = '\0';
-    if (call)
+    if (call && atomic_load(&last_unanswered_by) == getpid())
         describe(call, text, sizeof text);
     return text;
 }

@@ -18,6 +18,7 @@ _CHOOSING = (
     *("coordinate_descent_tuning", "combo_kernels", "benchmark_combo_kernel"),
     *("pipeline_max_autotune_gemm", "distributed_max_autotune_gemm"),
 )
+_SEARCHES = ("_coordinate_descent_tuning", "_combo_sequential_autotune")
 
 
 class TorchApi:
@@ -114,6 +115,18 @@ class TorchApi:
         for name in ("benchmark_all_configs", "copy_args_to_cpu_if_needed"):
             _function(autotuner, name)
         return autotuner
+
+    def searches(self) -> tuple[str, ...]:
+        """Methods of :meth:`autotuner` that compile more variants around the fastest; that of combo kernels from 2.13 on."""
+        autotuner = self.autotuner()
+        _function(autotuner, "_coordinate_descent_tuning")
+        return tuple(name for name in _SEARCHES if hasattr(autotuner, name))
+
+    @staticmethod
+    def searches_on(autotuner: Any) -> bool:
+        """Whether an instance goes on to one of :meth:`searches` once it has timed what it has."""
+        meta = autotuner.inductor_meta
+        return bool(meta.get("coordinate_descent_tuning") or meta.get("combo_tuning_groups"))
 
     def autotune_cache(self) -> Any:
         """``AutotuneCache``, which keeps which variant was the fastest: its ``save(config, ...)`` writes.

@@ -54,6 +54,9 @@ def _repeat_interleave(repeats: torch.Tensor, *, output_size: int | None = None)
 
 
 def _bincount(values: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0) -> torch.Tensor:
+    strict = torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
+    if weights is not None and strict:  # as on a GPU; the processor's is deterministic
+        raise RuntimeError("bincount_cuda does not have a deterministic implementation")
     here = values.cpu()
     lowest, highest = (here.min().item(), here.max().item()) if here.numel() else (0, 0)
     if lowest < 0 or highest > _MOST:
