@@ -12,11 +12,11 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -236,21 +236,24 @@ def run(program: Path, store: Path, *arguments: str) -> str:
     return "; ".join(line for line in done.stdout.splitlines() if line.startswith(("steps", "largest")))
 
 
-def programs(target: tuple[str, ...]) -> None:
-    """The first steps of two training scripts, with each kind of bucket."""
+def programs(target: tuple[str, ...], names: Sequence[str] = ("adamw", "llama")) -> None:
+    """The first steps of training scripts, with each kind of bucket."""
     with tempfile.TemporaryDirectory() as base:
-        for name, text in (("adamw", TRAIN), ("llama", LLAMA)):
-            program, made, untuned, real = (Path(base, part) for part in (f"{name}.py", f"{name}-m", f"{name}-u", f"{name}-r"))
-            program.write_text(text)
-            for command, options in (("build", target), ("verify", target), ("verify", ()), ("verify", ("--allow-tuning",))):
+        for name in names:
+            program, made, real = (Path(base, part) for part in (f"{name}.py", f"{name}-made", f"{name}-real"))
+            program.write_text({"adamw": TRAIN, "llama": LLAMA}[name])
+
+            def told(command: str, *options: str, name: str = name, program: Path = program, made: Path = made) -> None:
                 document, seconds = flexwarm(command, program, made, *options)
-                print(f"{name}: {command} {' '.join(options)}: {document['verdict']}, {seconds:.1f} s", flush=True)
-            shutil.copytree(made, untuned)
-            print(f"{name}: not tuned: {run(program, untuned)}", flush=True)
-            for command in ("build", "verify"):
-                document, seconds = flexwarm(command, program, made)
-                print(f"{name}: {command}: {document['verdict']}, {seconds:.1f} s", flush=True)
-            print(f"{name}: tuned: {run(program, made, 'check')}", flush=True)
+                print(f"{name}: {' '.join((command, *options))}: {document['verdict']}, {seconds:.1f} s", flush=True)
+
+            told("build", *target)
+            told("verify", *target)
+            told("verify")
+            told("verify", "--allow-tuning")
+            print(f"{name}: not tuned: {run(program, made)}", flush=True)
+            told("verify")
+            print(f"{name}: tuned by that launch: {run(program, made, 'check')}", flush=True)
             print(f"{name}: cold: {run(program, real)}", flush=True)
             print(f"{name}: built here: {run(program, real)}", flush=True)
 

@@ -39,13 +39,23 @@ def layer_reasons(record: JobRecord) -> list[Reason]:
     for lookup in record.lookups:
         name = LAYER_NAMES[lookup.layer]
         if lookup.answer is Answer.MISS:
-            detail = f" ({lookup.reason})" if lookup.reason else ""
-            reasons.append(
-                Reason(code=MISSES[lookup.layer], message=f"{name} key {short(lookup.key)} is not in the bucket{detail}")
-            )
+            reasons.append(Reason(code=MISSES[lookup.layer], message=missed(lookup)))
         elif lookup.answer is Answer.BYPASS:
             reasons.append(Reason(code=BYPASSES[lookup.layer], message=f"{name} cache was bypassed: {lookup.reason}"))
     return reasons
+
+
+def missed(lookup: Lookup) -> str:
+    """That a key was missed, in a sentence: an entry of another size is no entry for this one."""
+    which = f"{LAYER_NAMES[lookup.layer]} key {short(lookup.key)}"
+    if lookup.reason == _GUARD_MISS:
+        return f"{which} is in the bucket for other sizes alone: what was assumed of them does not hold"
+    detail = f" ({lookup.reason})" if lookup.reason else ""
+    return f"{which} is not in the bucket{detail}"
+
+
+#: What torch says where an entry of dynamic sizes was found, and none that fits.
+_GUARD_MISS = "guard_miss"
 
 
 def compiled_reason(event: Compiled, where: str = "") -> Reason:

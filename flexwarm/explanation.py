@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
 from flexwarm.key_differences import Cause, causes, nearest
 from flexwarm.key_parts import Key, Part
+
+#: Characters of a part that JSON has; the file beside the bucket has more.
+_SHOWN = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,30 +41,26 @@ class Explained:
     def to_json(self) -> dict[str, Any]:
         """What docs/reference/json.md says of a miss."""
         causes = [{"kind": x.kind.value, "subject": x.subject, "old": x.old, "new": x.new, "text": str(x)} for x in self.causes]
-        parts = [{"name": x.name, "old": x.old, "new": x.new} for x in self.differences]
+        parts = [{"name": x.name, "old": _cut(x.old), "new": _cut(x.new)} for x in self.differences]
         return {"layer": self.layer, "key": self.key, "nearest": self.nearest, "causes": causes, "parts": parts}
 
 
-def explain(missed: Iterable[Key], known: Sequence[Key], prefer: Set[str]) -> tuple[Explained, ...]:
-    """Each key, explained by the nearest of its layer; without those of which no other key of the layer is known.
+def explain(missed: Key, known: Sequence[Key], prefer: Set[str]) -> Explained | None:
+    """A key, explained by the nearest of its layer; None if no other key of the layer is known.
 
     Args:
         prefer: keys that win where several are equally near.
     """
-    found = []
-    for key in missed:
-        old = nearest(key, known, prefer)
-        if old is not None:
-            found.append(
-                Explained(
-                    layer=key.layer,
-                    key=key.key,
-                    nearest=old.key,
-                    causes=tuple(causes(old, key)),
-                    differences=tuple(_differences(old, key)),
-                )
-            )
-    return tuple(found)
+    old = nearest(missed, known, prefer)
+    if old is None:
+        return None
+    return Explained(
+        layer=missed.layer,
+        key=missed.key,
+        nearest=old.key,
+        causes=tuple(causes(old, missed)),
+        differences=tuple(_differences(old, missed)),
+    )
 
 
 def _differences(old: Key, new: Key) -> list[Difference]:
@@ -84,3 +83,7 @@ def _text(part: Part | None) -> str | None:
 
 def _digest(part: Part | None) -> str | None:
     return part.digest if part is not None else None
+
+
+def _cut(text: str | None) -> str | None:
+    return text if text is None or len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"

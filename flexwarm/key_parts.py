@@ -55,8 +55,8 @@ class Key:
 
 
 def group(digest: str, names: Iterable[str], digests: Iterable[str], texts: Iterable[str]) -> Group:
-    """The parts of a group, from what a process or a file says of them."""
-    parts = (Part(name=name, digest=one, text=text) for name, one, text in zip(names, digests, texts, strict=True))
+    """The parts of a group, from what a process or a file says of them; of lists that differ in length what all have."""
+    parts = (Part(name=name, digest=one, text=text) for name, one, text in zip(names, digests, texts, strict=False))
     return Group(digest=digest, parts={part.name: part for part in parts})
 
 

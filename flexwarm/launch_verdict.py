@@ -79,7 +79,7 @@ def judge_verified_launch(record: LaunchRecord, expected: Expectation, notes: Ma
     """The verdict of a verification, or of a real run.
 
     Args:
-        notes: identity of a program -> why it might miss; they count only for one that did.
+        notes: :attr:`flexwarm.programs.ProgramRecord.process` -> why it might miss; they count only for one that did.
     """
     programs: list[ProgramVerdict] = []
     hits = _hits_by_identity(record)
@@ -93,7 +93,7 @@ def judge_verified_launch(record: LaunchRecord, expected: Expectation, notes: Ma
         if program.said_bye and not missed and record.ended is not Ended.AT_A_MISS:
             reasons += _key_reasons(program, expected, hits[program.identity])
         if missed or any(reason.code is Code.KEY_NOT_LISTED for reason in reasons):
-            reasons += notes.get(program.identity, ())
+            reasons += notes.get(program.process, ())
         programs.append(_concluded(program, reasons))
     ended_well = record.ended is Ended.BY_ITSELF and record.status == 0 and all(x.record.said_bye for x in programs)
     absent = _absent_reasons(expected, hits) if ended_well else []
@@ -194,12 +194,10 @@ def _miss_reasons(graph: GraphRecord) -> list[Reason]:
     """One reason for each layer of a graph that missed, with the call; a compiler that ran for another cause as well."""
     reasons = _bypass_reasons(graph)
     for lookup in graph.answers(Answer.MISS):
-        detail = f" ({lookup.reason})" if lookup.reason else ""
-        name = evidence.LAYER_NAMES[lookup.layer]
         reasons.append(
             Reason(
                 code=evidence.MISSES[lookup.layer],
-                message=f"{_where(graph)}: {name} key {evidence.short(lookup.key)} is not in the bucket{detail}",
+                message=f"{_where(graph)}: {evidence.missed(lookup)}",
                 hint="flexwarm build -- with this launch line",
             )
         )

@@ -167,6 +167,11 @@ class ProgramRecord:
         return f"{_RANK} {self.rank}" if self.rank is not None else title(self.program.argv)
 
     @property
+    def process(self) -> str:
+        """This one among all of the launch, also where several have one identity."""
+        return f"{self.program.host} {self.program.pid} {self.program.started} {self.program.t}"
+
+    @property
     def is_compile_worker(self) -> bool:
         """Inductor's own helper, which says who it is and nothing more."""
         return any(COMPILE_WORKER in argument for argument in self.program.argv)

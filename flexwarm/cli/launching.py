@@ -29,6 +29,7 @@ def launch_options(
     expect_ranks: int | None,
     target: Target | None = None,
     tuning: Tuning = Tuning.MISS,
+    keeps_proof: bool = True,
 ) -> LaunchOptions:
     """The options of a launch line, from those of the command line.
 
@@ -52,6 +53,7 @@ def launch_options(
         expect_ranks=expect_ranks,
         target=target,
         tuning=tuning,
+        keeps_proof=keeps_proof,
         # Standard output is data: with JSON it is the document alone, and the command's goes where people look.
         stdout=sys.__stderr__ if session.json else None,
     )

@@ -114,6 +114,14 @@ def refuse_for_spec(expect_ranks: int | None) -> None:
         raise UsageError("--expect-ranks and a spec do not go together", "the spec's roles say how many ranks there are")
 
 
+def refuse_tuning_for(target: Target | None, tuning: Tuning) -> None:
+    """Raises:
+    UsageError: tuning is allowed on GPUs that are not there.
+    """
+    if target is not None and tuning is not Tuning.MISS:
+        raise UsageError("--allow-tuning and --target do not go together", "a GPU that is not there tunes nothing")
+
+
 class _Target(click.ParamType[Target]):
     """``PROFILE[:COUNT]``."""
 

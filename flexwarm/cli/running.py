@@ -27,6 +27,7 @@ def run_options(
     drill: bool = True,
     target: Target | None = None,
     tuning: Tuning = Tuning.MISS,
+    keeps_proof: bool = True,
 ) -> RunOptions:
     """The options of a run, from those of the command line.
 
@@ -46,6 +47,7 @@ def run_options(
         drill=drill,
         target=target,
         tuning=tuning,
+        keeps_proof=keeps_proof,
     )
 
 

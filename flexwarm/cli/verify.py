@@ -15,12 +15,12 @@ from flexwarm.cli.options import (
     limit_options,
     refuse_for_line,
     refuse_for_spec,
+    refuse_tuning_for,
     spec_argument,
     spec_or_line,
     target_option,
 )
 from flexwarm.cli.session import Session, common_options
-from flexwarm.errors import UsageError
 from flexwarm.launch import Limits
 from flexwarm.request import Tuning
 from flexwarm.target import Target
@@ -60,8 +60,7 @@ def command(
     With a launch line after -- the job itself is run, and is held at the first thing that the bucket does not have.
     """
     found = spec_or_line(spec, argv)
-    if target is not None and tuning is not Tuning.MISS:
-        raise UsageError("--allow-tuning and --target do not go together", "a GPU that is not there tunes nothing")
+    refuse_tuning_for(target, tuning)
     if found is None:
         from flexwarm.cli.launching import launch_and_render, launch_options
         from flexwarm.ops.verify_launch import verify_launch

@@ -87,6 +87,7 @@ class _Last(threading.local):
         self.key = ""
         self.refusal = ""
         self.missed_above = False
+        self.loading = False
         #: Of what the keys were made.
         self.aot: Asked | None = None
         self.fx: Asked | None = None
@@ -112,15 +113,19 @@ def watch_aot(api: TorchApi, recorder: Recorder) -> None:
         except Exception as error:
             _last.refusal = f"{type(error).__name__}: {error}"
             raise
-        _last.key, _last.aot = str(key), Asked(str(key), lines, mod)
+        _last.key = str(key)
+        if _last.loading:
+            _last.aot = Asked(str(key), lines, mod)
         return key, lines
 
     @functools.wraps(try_load)
     def reporting_try_load(*args: Any, **kwargs: Any) -> Any:
-        _last.key, _last.refusal, _last.missed_above, _last.aot = "", "", False, None
+        _last.key, _last.refusal, _last.missed_above, _last.loading = "", "", False, True
         before = read_counters(api)
-        result = try_load(*args, **kwargs)
-        asked, _last.aot = _last.aot, None
+        try:
+            result = try_load(*args, **kwargs)
+        finally:
+            asked, _last.aot, _last.loading = _last.aot, None, False
         seen = counted_since(api, before)
         if seen["aot_autograd.autograd_cache_hit"]:
             say(recorder, Layer.AOT, Answer.HIT, _last.key)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,12 +19,14 @@ class Asked:
     """A key that torch has just made, and of what."""
 
     key: str
-    lines: Iterable[str]
+    lines: Sequence[str]
     graph: Any
 
 
 def tell(recorder: Recorder, layer: Layer, asked: Asked) -> None:
     """Say what went into a key. Nobody decides by it, so what cannot be read is left out."""
+    if not asked.lines:
+        return
     try:
         parts = keys.parts(asked.lines, asked.graph)
     except Exception:  # noqa: BLE001 - the user's graph, of which torch has made a key; the miss itself is told

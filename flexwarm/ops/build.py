@@ -101,9 +101,9 @@ def build(options: RunOptions, environ: Mapping[str, str], watcher: Watcher, *, 
                 if prepared.target is not None:
                     publish.drop_times(bucket)
                 current = _publish(prepared, record, known, environ, written, stored)
+                bucket.building.unlink()  # after any other end it stays, or what this build left is swept with it
                 made = [key for job in record.jobs.values() for key in job.missed_keys]
                 explaining.keep(bucket, made, watcher.notify, only=current)
-                bucket.building.unlink()  # after any other end it stays, or what this build left is swept with it
         publish.keep_ledger(bucket, verdict.kind, verdict.exit_code, watcher.notify)
     return _result(prepared, verdict, record, current, current is not known, time.perf_counter() - started, conduct.remedy)
 

@@ -131,8 +131,8 @@ class _Build:
                         if self._options.target is not None:
                             publish.drop_times(bucket)
                         current = _publish(prepared, [_part(prepared, record, verdict), *parts], known, written)
-                        explaining.keep(bucket, _made(record), notify, only=current)
                         bucket.building.unlink()  # after any other end it stays, or what this build left is swept with it
+                        explaining.keep(bucket, _made(record), notify, only=current)
             publish.keep_ledger(bucket, verdict.kind, verdict.exit_code, notify)
         return result_of(prepared, self._options, verdict, record, current, self._began, published=current is not known)
 

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from flexwarm import key_store
 from flexwarm.errors import StoreError
 from flexwarm.events import Layer
-from flexwarm.evidence import LAYER_NAMES, short
+from flexwarm.evidence import LAYER_NAMES
 from flexwarm.explanation import Explained, explain
+from flexwarm.key_differences import CauseKind
 from flexwarm.key_parts import Key
 from flexwarm.manifest import Manifest
 from flexwarm.reasons import Code, Reason
@@ -17,6 +18,8 @@ from flexwarm.store import Bucket
 Notify = Callable[[str], None]
 #: Causes of one job that are told; JSON and ``flexwarm explain`` have all.
 _TOLD = 4
+#: Keys of one launch that are explained, each once: a launch of many graphs misses all of them for one cause or two.
+_EXPLAINED = 48
 
 
 def keep(bucket: Bucket, keys: Iterable[Key], notify: Notify, *, only: Manifest | None = None) -> None:
@@ -34,27 +37,43 @@ def keep(bucket: Bucket, keys: Iterable[Key], notify: Notify, *, only: Manifest 
 
 
 def explain_misses(
-    bucket: Bucket, missed: Mapping[str, Sequence[Key]], own: Mapping[str, Set[str]], notify: Notify
+    bucket: Bucket,
+    known: Manifest | None,
+    missed: Mapping[str, Sequence[Key]],
+    own: Mapping[str, Set[str]],
+    notify: Notify,
 ) -> dict[str, tuple[Explained, ...]]:
-    """Job -> each key that it missed, with the nearest that the bucket has.
+    """Job -> each key that it missed and no build has made, with the nearest that one has; of many keys the first.
 
     Args:
+        known: what the bucket has. A key of it is missed for another cause than what it is made of.
         missed: by job.
         own: by job, the keys of its last build: of two that are equally near, one of these.
     """
-    if not any(missed.values()):
+    listed = {(key.layer, key.key) for job in known.jobs.values() for key in job.keys} if known is not None else set()
+    wanted = {job: [key for key in keys if (key.layer, key.key) not in listed] for job, keys in missed.items()}
+    if not any(wanted.values()):
         return {}
+    explained: dict[tuple[str, str], Explained | None] = {}
     try:
-        known = key_store.load(bucket)
-    except StoreError as error:
-        notify(f"misses are not explained: {error.message}")
-        return {}
-    found = {job: explain(keys, known, own.get(job, frozenset())) for job, keys in missed.items()}
-    return {job: explained for job, explained in found.items() if explained}
+        made = [key for key in key_store.load(bucket) if not listed or (key.layer, key.key) in listed]
+        for job, keys in wanted.items():
+            for key in keys:
+                if (key.layer, key.key) not in explained and len(explained) < _EXPLAINED:
+                    explained[key.layer, key.key] = explain(key, made, own.get(job, frozenset()))
+    except Exception as error:  # noqa: BLE001 - whatever goes wrong, an explanation decides nothing
+        why = error.message if isinstance(error, StoreError) else f"{type(error).__name__}: {error}"
+        notify(f"misses are not explained: {why}")
+    found = {job: tuple(one for key in keys if (one := explained.get((key.layer, key.key)))) for job, keys in wanted.items()}
+    return {job: ones for job, ones in found.items() if ones}
 
 
-def reasons(explained: Sequence[Explained]) -> list[Reason]:
-    """What is not as in the nearest keys; a cause that is in the keys of several layers is one reason."""
+def reasons(explained: Sequence[Explained], build: str = "flexwarm build") -> list[Reason]:
+    """What is not as in the nearest keys; a cause that is in the keys of several layers is one reason.
+
+    Args:
+        build: how to build, for the hint.
+    """
     layers: dict[str, list[str]] = {}
     for one in explained:
         for cause in one.causes:
@@ -63,26 +82,18 @@ def reasons(explained: Sequence[Explained]) -> list[Reason]:
             if name not in told:
                 told.append(name)
     found = [
-        Reason(code=Code.KEY_CHANGED, message=f"{cause} (in the {' and '.join(names)} key)", hint="flexwarm build")
+        Reason(code=Code.KEY_CHANGED, message=f"{cause} (in the {' and '.join(names)} key)", hint=build)
         for cause, names in layers.items()
     ]
     more = len(found) - _TOLD
-    return found if more <= 0 else [*found[:_TOLD], _more(more)]
-
-
-def _more(count: int) -> Reason:
-    return Reason(
-        code=Code.KEY_CHANGED, message=f"{count} more parts of the keys are not as they were", hint="flexwarm explain shows all"
-    )
+    if more <= 0:
+        return found
+    message = f"{more} more parts of the keys are not as they were"
+    return [*found[:_TOLD], Reason(code=Code.KEY_CHANGED, message=message, hint="flexwarm explain shows all")]
 
 
 def unless_explained(differences: Sequence[Reason], explained: Sequence[Explained]) -> list[Reason]:
-    """What changed since the build, without what the keys themselves say: settings that are in them, and differ or do not."""
-    if not explained:
-        return list(differences)
-    return [reason for reason in differences if reason.code is not Code.CONFIG_CHANGED]
-
-
-def named(explained: Explained) -> str:
-    """``FX graph key fabc…``."""
-    return f"{LAYER_NAMES[Layer(explained.layer)]} key {short(explained.key)}"
+    """What changed since the build, without the settings where the keys say which of them matter."""
+    kinds = {cause.kind for one in explained for cause in one.causes[:_TOLD]}
+    settings = {CauseKind.SETTING, CauseKind.PRECISION, CauseKind.THREADS, CauseKind.DETERMINISM}
+    return [reason for reason in differences if reason.code is not Code.CONFIG_CHANGED or not kinds & settings]

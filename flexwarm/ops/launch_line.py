@@ -36,6 +36,8 @@ from flexwarm.target import Target
 #: First on the path of every Python that the launch starts; holds a ``sitecustomize`` and nothing else.
 SITE = PACKAGE / "attach" / "site"
 PYTHONPATH = "PYTHONPATH"
+#: The next step where something is to be built.
+BUILD = "flexwarm build -- with this launch line"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +52,7 @@ class LaunchOptions:
         hang_seconds: as :attr:`flexwarm.request.Conduct.hang_seconds`.
         stdout: where the command's standard output goes; None for our own.
         tuning: what the programs do where a GPU is to choose between a kernel's variants.
+        keeps_proof: a verification that finds everything warm is a use of the bucket.
     """
 
     argv: tuple[str, ...]
@@ -64,6 +67,7 @@ class LaunchOptions:
     target: Target | None = None
     stdout: IO[str] | None = None
     tuning: Tuning = Tuning.MISS
+    keeps_proof: bool = True
 
     @property
     def remedy(self) -> str:
@@ -107,7 +111,7 @@ class LaunchResult:
             ended it.
         tuning: as :attr:`LaunchOptions.tuning`.
         expected_ranks: how many ranks had to report, if that was known before.
-        explained: identity of a program -> the keys that it missed, with what they are nearest to.
+        explained: process -> the keys that it missed, with what they are nearest to.
     """
 
     verdict: LaunchVerdict
@@ -305,25 +309,30 @@ def _builds_of(prepared: PreparedLaunch, entries: Sequence[JobEntry]) -> dict[st
 def explain_misses(
     prepared: PreparedLaunch, known: Manifest | None, record: LaunchRecord, notify: Callable[[str], None]
 ) -> dict[str, tuple[Explained, ...]]:
-    """Identity of a program -> each key that it missed, with the nearest that the bucket has."""
+    """Process -> each key that it missed, with the nearest that the bucket has."""
     builds = _builds_of(prepared, list(known.jobs.values()) if known else [])
-    missed = {program.identity: program.missed_keys for program in record.judged}
     own = {name: frozenset(key.key for key in entry.keys) for name, entry in builds.items()}
-    return explaining.explain_misses(prepared.machine.bucket, missed, own, notify)
+    return explaining.explain_misses(
+        prepared.machine.bucket,
+        known,
+        {program.process: program.missed_keys for program in record.judged},
+        {program.process: own.get(program.identity, frozenset()) for program in record.judged},
+        notify,
+    )
 
 
 def why_missed(
     prepared: PreparedLaunch, known: Manifest, record: LaunchRecord, explained: Mapping[str, Sequence[Explained]]
 ) -> dict[str, list[Reason]]:
-    """Identity of a program -> what is not as it was when the bucket was built, of what can make a key miss."""
+    """Process -> what is not as it was when the bucket was built, of what can make a key miss."""
     entries = list(known.jobs.values())
     builds = _builds_of(prepared, entries)
     found = {}
     for program in record.judged:
-        why = explained.get(program.identity, ())
+        why = explained.get(program.process, ())
         nearest = builds.get(program.identity) or _nearest(entries, program)
         differences = [] if nearest is None else [*_other_devices(entries, program), *_differences(known, nearest, program)]
-        found[program.identity] = [*explaining.reasons(why), *explaining.unless_explained(differences, why)]
+        found[program.process] = [*explaining.reasons(why, BUILD), *explaining.unless_explained(differences, why)]
     return found
 
 
@@ -370,7 +379,7 @@ def _differences(known: Manifest, entry: JobEntry, program: ProgramRecord) -> li
     if changed:
         more = f" and {len(changed) - 1} more files" if len(changed) > 1 else ""
         message = f"{changed[0]}{more} changed since this was built"
-        reasons.append(Reason(code=Code.SOURCE_CHANGED, message=message, hint="flexwarm build -- with this launch line"))
+        reasons.append(Reason(code=Code.SOURCE_CHANGED, message=message, hint=BUILD))
     return reasons
 
 

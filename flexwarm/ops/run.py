@@ -41,6 +41,7 @@ class RunOptions:
         drill: let a verification of ranks with several lanes end with the drill.
         target: GPUs that are not here.
         tuning: what a verification does where a GPU is to choose between a kernel's variants.
+        keeps_proof: a verification that finds everything warm is kept for ``--fast``, and as a use of the bucket.
     """
 
     spec: Path
@@ -53,6 +54,7 @@ class RunOptions:
     drill: bool = True
     target: Target | None = None
     tuning: Tuning = Tuning.MISS
+    keeps_proof: bool = True
 
     def conduct(self, purpose: Purpose) -> Conduct:
         """What is asked of the workers of a run for ``purpose``."""

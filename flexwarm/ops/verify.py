@@ -137,7 +137,7 @@ def _decide(prepared: Prepared, options: RunOptions, environ: Mapping[str, str],
         if _only_hazards(verdict) and record is not None:
             drill = run_drill(prepared, options, environ, watcher)
             verdict = with_drill(verdict, drill.record) if drill.record is not None else verdict
-        if verdict.kind is Kind.WARM and record is not None:
+        if verdict.kind is Kind.WARM and record is not None and options.keeps_proof:
             tuned = TUNING_LEFT if record.tuned else NO_TUNING
             remedy = options.conduct(Purpose.VERIFY).remedy
             now = context(prepared, environ, guard=remedy, drill=drill.state.value, tuning=tuned)
@@ -217,7 +217,7 @@ def _full(
     built = {job_id: entry for job_id, entry in matches.items() if entry is not None}
     missed = {job.id: record.jobs[job.id].missed_keys for job in runnable.jobs}
     own = {job_id: frozenset(key.key for key in entry.keys) for job_id, entry in built.items()}
-    explained = explaining.explain_misses(bucket, missed, own, watcher.notify)
+    explained = explaining.explain_misses(bucket, known, missed, own, watcher.notify)
     notes = {}
     for job in runnable.jobs:
         differences = differences_since_build(prepared, known, job, built[job.id], record, environ)

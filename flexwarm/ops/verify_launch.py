@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Final
 
 from flexwarm import inventory, ledger, locks, manifest
 from flexwarm.errors import CorruptError, ExitCode, Interrupted, StoreError
@@ -16,6 +15,7 @@ from flexwarm.observation import OnMiss
 from flexwarm.ops import before_launch, publish
 from flexwarm.ops.differences import no_bucket
 from flexwarm.ops.launch_line import (
+    BUILD,
     LaunchOptions,
     LaunchResult,
     LaunchWatcher,
@@ -32,9 +32,6 @@ from flexwarm.ops.launch_line import (
 from flexwarm.ops.verify import corrupt, disabled_caches, fault_reason
 from flexwarm.programs import LaunchRecord
 from flexwarm.reasons import Kind, Reason, weigh
-
-#: The next step where nothing was built.
-_BUILD: Final = "flexwarm build -- with this launch line"
 
 
 def verify_launch(options: LaunchOptions, environ: Mapping[str, str], watcher: LaunchWatcher) -> LaunchResult:
@@ -58,7 +55,7 @@ def _decide(
     if disabled:
         return _not_started(disabled), None, None, {}
     if not bucket.exists():
-        return (*_nothing_built(prepared, options, environ, watcher, no_bucket(prepared.machine, _BUILD)), {})
+        return (*_nothing_built(prepared, options, environ, watcher, no_bucket(prepared.machine, BUILD)), {})
     # Shared: the nodes of one launch are verified at the same time, and their ranks wait for each other.
     with locks.share_if_writable(
         bucket.lock,
@@ -72,7 +69,7 @@ def _decide(
         except CorruptError as error:
             return _not_started([corrupt(error.message)]), None, None, {}
         if known is None:
-            reason = before_launch.no_build_finished(bucket, _BUILD)
+            reason = before_launch.no_build_finished(bucket, BUILD)
             return (*_nothing_built(prepared, options, environ, watcher, reason), {})
         if left := before_launch.unfinished_reasons(bucket, known):
             return _not_started(left), None, known, {}
@@ -91,7 +88,7 @@ def _decide(
         explained = explain_misses(prepared, known, record, watcher.notify)
         why = why_missed(prepared, known, record, explained)
         verdict = with_space(bucket, judge_verified_launch(record, expected, why))
-        if verdict.kind is Kind.WARM:
+        if verdict.kind is Kind.WARM and options.keeps_proof:
             try:
                 ledger.append(bucket, {"command": "verify", "verdict": Kind.WARM.value, "exit_code": int(ExitCode.OK)})
             except StoreError as error:

@@ -115,7 +115,7 @@ def _job_json(verdict: ProgramVerdict, explained: Mapping[str, Sequence[Explaine
         "checks": dict(summary.checks) if summary else {},
         "reasons": [plain(reason) for reason in verdict.reasons],
         "compile_seconds": round(record.seconds, 3),
-        "misses": [one.to_json() for one in explained.get(record.identity, ())],
+        "misses": [one.to_json() for one in explained.get(record.process, ())],
         "untuned": sorted({event.kernel for event in record.untuned}),
         "tuned": tuned_json(record.tuned),
         "reads": list(dict.fromkeys(read.place for read in record.reads)),

@@ -40,6 +40,7 @@ from flexwarm.events import (
     StepDone,
 )
 from flexwarm.hazards import HazardCode
+from flexwarm.key_differences import CauseKind
 from flexwarm.launch import Limits
 from flexwarm.launch_verdict import judge_verified_launch
 from flexwarm.nodes import NodeFacts
@@ -58,7 +59,7 @@ from flexwarm.recorded_spec import RecordedSpec, RecordedWorkload
 from flexwarm.render.launch import launch_json
 from flexwarm.render.record import record_json
 from flexwarm.render.run import plan_json, run_json
-from flexwarm.request import Guard
+from flexwarm.request import Guard, Tuning
 from flexwarm.step import StepContext
 from flexwarm.store import Bucket
 from flexwarm.target import DeviceProfile, Target
@@ -584,7 +585,7 @@ def test_each_jq_line_of_the_how_to_finds_something_in_a_launchs_json() -> None:
         assert "null" not in done.stdout.replace('"command_exit_code": null', ""), line
 
 
-@pytest.mark.parametrize("closed", [Outcome, Kind, End, Layer, Answer, DrillState, Guard, Ended])
+@pytest.mark.parametrize("closed", [Outcome, Kind, End, Layer, Answer, DrillState, Guard, Ended, CauseKind, Tuning])
 def test_every_word_of_a_closed_list_is_on_the_json_page(closed: type[StrEnum]) -> None:
     assert {member.value for member in closed} <= code_in(page("json.md"))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -67,10 +68,15 @@ def line(*arguments: str) -> list[str]:
 
 def explained(flexwarm: Flexwarm, *arguments: str, **env: str) -> Done:
     """``explain``, which changes nothing."""
-    before = snapshot(flexwarm.bucket)
+    before, beside = snapshot(flexwarm.bucket), files_beside(flexwarm)
     done = flexwarm.run_json("explain", *line(*arguments), env={"OMP_NUM_THREADS": "2", **env})
     assert not changed(before, snapshot(flexwarm.bucket))
+    assert files_beside(flexwarm) == beside
     return done
+
+
+def files_beside(flexwarm: Flexwarm) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in flexwarm.bucket.path.iterdir() if path.is_file()}
 
 
 def causes(done: Done) -> set[tuple[str, str, str]]:
@@ -137,19 +143,111 @@ def test_people_read_the_key_the_cause_and_with_v_each_part(built: Flexwarm) -> 
     assert "is not in the bucket; the nearest is" in plain.out
     assert "the mask function has the number 24, and 16 when this was built" in plain.out
     assert "graph." not in plain.out
-    verbose = built("explain", "-v", *line("--window", "24"), env={"OMP_NUM_THREADS": "2"})
-    assert "graph." in verbose.out
+    verbose = built("explain", "-v", *line("--window", "24"), env={"OMP_NUM_THREADS": "2", "COLUMNS": "60"})
+    (part,) = [one for one in verbose.out.splitlines() if "graph.mask_fn_0: " in one]
+    old, new = part.split(" -> ")
+    assert ("16" in old, "24" in new) == (True, True)
+    whole = built("explain", "-vv", *line("--window", "24"), env={"OMP_NUM_THREADS": "2"})
+    assert "\n    return and_" in whole.out
+    quiet = built("explain", "-q", *line("--window", "24"), env={"OMP_NUM_THREADS": "2"})
+    assert quiet.out.splitlines()[0] == "verdict: cold"
 
 
-def test_a_bucket_that_kept_nothing_of_its_keys_explains_nothing_with_the_same_verdict(built: Flexwarm, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "content",
+    [
+        None,
+        b"",
+        b"[" * 200_000,
+        b'[1, 2]\n{"group": 3, "parts": []}\n{"group": "g", "parts": [["n", "d", 4]]}\n{"layer": "fx", "key": 1, "groups": {}}',
+        b'{"group": "g", "parts": 7}\n{"layer": "fx", "key": "k", "groups": {"": ["g"]}}\n{"layer": 0, "key": "k"}',
+        "pipe",
+    ],
+    ids=["gone", "empty", "deep", "types", "more types", "pipe"],
+)
+def test_what_cannot_be_read_of_keys_explains_nothing_and_the_verdict_is_the_same(
+    built: Flexwarm, tmp_path: Path, content: bytes | str | None
+) -> None:
     other = Flexwarm(built.directory, tmp_path / "store")
     shutil.copytree(built.store, other.store)
-    for spoil in (lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]), Path.unlink):
-        spoil(other.bucket.keys)
-        done = explained(other, "--length", "256")
-        assert (done.code, done.json["verdict"]) == (1, "cold"), done.messages()
-        assert done.codes() <= {"aot-miss", "fx-miss", "key-changed"}
+    other.bucket.keys.unlink()
+    if content == "pipe":
+        os.mkfifo(other.bucket.keys)
+    elif isinstance(content, bytes):
+        other.bucket.keys.write_bytes(content)
+    done = other.run_json("explain", *line("--length", "256"), env={"OMP_NUM_THREADS": "2"})
+    assert (done.code, done.json["verdict"]) == (1, "cold"), done.messages() + done.err
+    assert done.codes() <= {"aot-miss", "fx-miss"}
     assert not causes(done)
+    again = other.run_json("build", *line("--length", "256"), env={"OMP_NUM_THREADS": "2"})
+    assert (again.code, again.json["verdict"]) == (0, "built"), again.messages() + again.err
+    assert not other.bucket.building.exists()
+
+
+def test_a_cut_line_takes_nothing_but_its_own_key_away(built: Flexwarm, tmp_path: Path) -> None:
+    other = Flexwarm(built.directory, tmp_path / "store")
+    shutil.copytree(built.store, other.store)
+    lines = other.bucket.keys.read_bytes().splitlines(keepends=True)
+    last = json.loads(lines[-1])
+    assert last["layer"] == "fx"
+    other.bucket.keys.write_bytes(b"".join(lines[:-1]) + lines[-1][:-20])
+    assert {key.layer for key in key_store.load(other.bucket)} == {"aot"}
+    key_store.append(other.bucket, key_store.load(built.bucket))
+    assert {key.layer for key in key_store.load(other.bucket)} == {"aot", "fx"}
+
+
+DYNAMIC = """
+import sys, torch
+torch.compile(lambda x: x.sin() + 1, dynamic=True)(torch.ones(int(sys.argv[1]), 8))
+"""
+
+
+def test_an_entry_that_does_not_fit_the_size_is_not_held_against_another_key(flexwarm: Flexwarm) -> None:
+    """The key is in the bucket; what was assumed of the size, that it is not small, does not hold."""
+    flexwarm.module(DYNAMIC, "sizes")
+    flexwarm.module("import torch\ntorch.compile(lambda x: x.cos() * 3)(torch.ones(4))\n", "other")
+    for argv in (["sizes.py", "640"], ["other.py"]):
+        assert flexwarm.run_json("build", "--", sys.executable, *argv).code == 0
+    done = flexwarm.run_json("verify", "--", sys.executable, "sizes.py", "1280")
+    assert (done.code, done.json["verdict"]) == (0, "warm"), done.messages()
+    for name in ("proof.json", "keys.jsonl"):
+        assert (flexwarm.bucket.path / name).exists() == (name == "keys.jsonl")
+    done = flexwarm.run_json("explain", "--", sys.executable, "sizes.py", "2")
+    assert done.codes() <= {"aot-miss", "fx-miss"}, done.messages()
+    assert not causes(done)
+
+
+TWICE = """
+import subprocess, sys
+for size in ("16", "32"):
+    subprocess.run([sys.executable, "child.py"], input=size, text=True, check=True)
+"""
+
+
+def test_two_programs_that_cannot_be_told_apart_have_each_its_own_explanation(flexwarm: Flexwarm) -> None:
+    flexwarm.module(TWICE, "twice")
+    flexwarm.module("import sys, torch\ntorch.compile(lambda x: x.sin() + 1)(torch.ones(int(sys.stdin.read())))\n", "child")
+    flexwarm.module("import torch\ntorch.compile(lambda x: x.sin() + 1)(torch.ones(8))\n", "eight")
+    assert flexwarm.run_json("build", "--", sys.executable, "eight.py").code == 0
+    done = flexwarm.run_json("run", "--", sys.executable, "twice.py")
+    assert (done.code, done.json["verdict"]) == (0, "cold"), done.messages()
+    told = [{cause["new"] for miss in job["misses"] for cause in miss["causes"]} for job in done.json["jobs"]]
+    assert sorted(told, key=str) == [{"16"}, {"32"}]
+    for job, (size,) in zip(done.json["jobs"], told, strict=True):
+        (changed_key,) = [reason for reason in job["reasons"] if reason["code"] == "key-changed"]
+        assert f"has the shape {size}, and 8" in changed_key["message"]
+        assert changed_key["hint"] == "flexwarm build -- with this launch line"
+
+
+def test_a_spec_whose_key_has_changed_is_explained_and_its_proof_stays(warm: Flexwarm) -> None:
+    assert warm.run_json("verify").code == 0
+    beside = files_beside(warm)
+    done = warm.run_json("explain", env={"OMP_NUM_THREADS": "1" if len(os.sched_getaffinity(0)) > 1 else "2"})
+    assert (done.code, done.json["command"]) == (1, "explain"), done.messages()
+    assert {kind for kind, _, _ in causes(done)} == {"threads"}
+    assert warm.run_json("explain").code == 0
+    assert files_beside(warm) == beside
+    assert warm.run_json("verify", "--fast").code == 0
 
 
 def test_keys_that_are_not_in_the_bucket_any_more_are_forgotten(built: Flexwarm, tmp_path: Path) -> None:

@@ -175,7 +175,7 @@ def test_inductor_that_ran_for_a_miss_is_no_reason_of_its_own_and_the_cxx_compil
 
 def test_what_changed_since_the_build_is_said_for_a_rank_that_missed_and_for_no_other() -> None:
     note = Reason(code=Code.ENV_CHANGED, message="OMP_NUM_THREADS was 2 and is 1")
-    notes = {"rank 0": [note], "rank 1": [note]}
+    notes = {program.process: [note] for program in record(warm_ranks()).programs}
     verdict = judge_verified_launch(record(ranks_with(MISS)), expectation(), notes)
     assert [note in one.reasons for one in verdict.programs] == [False, True]
     listed = judge_verified_launch(

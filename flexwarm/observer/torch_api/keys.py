@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 from collections.abc import Iterable
 from types import ModuleType
@@ -19,7 +20,7 @@ _LINE = re.compile(r"\[(\w+)\] ([^:\[]*(?:\[.*?\])?): (.*)", re.DOTALL)
 
 
 def say_parts_of_aot_keys(module: ModuleType) -> None:
-    """From 2.13 on AOTAutograd says them only where it logs them, to save some milliseconds for a graph."""
+    """From 2.13 on AOTAutograd says them only where it logs them, to save time; here also of a key that it has nothing of."""
     lines = getattr(module, "_get_debug_lines_for_cache_key", None)
     if lines is None:
         return
@@ -28,7 +29,9 @@ def say_parts_of_aot_keys(module: ModuleType) -> None:
     def always_lines(pickler: Any, details: Any, key: str) -> list[str]:
         said: list[str] = lines(pickler, details, key)
         try:
-            return said or list(pickler.debug_lines(details))
+            if said or os.path.isdir(module.AOTAutogradCache._get_tmp_dir_for_key(key)):
+                return said
+            return list(pickler.debug_lines(details))
         except Exception:  # noqa: BLE001 - an error here would be a bypass, of a key that is made already
             return []
 

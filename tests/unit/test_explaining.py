@@ -1,0 +1,48 @@
+"""Which reasons an explanation gives, and which it takes away."""
+
+from __future__ import annotations
+
+import pytest
+
+from flexwarm.explanation import Explained
+from flexwarm.key_differences import Cause, CauseKind
+from flexwarm.ops import explaining
+from flexwarm.reasons import Code, Reason
+
+
+def explained(layer: str, *causes: Cause) -> Explained:
+    return Explained(layer=layer, key="f" * 20, nearest="e" * 20, causes=causes, differences=())
+
+
+def cause(number: int, kind: CauseKind = CauseKind.SHAPE) -> Cause:
+    return Cause(kind=kind, subject=f"input {number}", old="1", new="2")
+
+
+def test_a_cause_in_the_keys_of_two_layers_is_one_reason() -> None:
+    (reason,) = explaining.reasons([explained("aot", cause(0)), explained("fx", cause(0))], "build it")
+    assert reason.code is Code.KEY_CHANGED
+    assert reason.message.endswith("(in the AOTAutograd and FX graph key)")
+    assert reason.hint == "build it"
+
+
+def test_of_many_causes_the_rest_is_counted() -> None:
+    reasons = explaining.reasons([explained("fx", *map(cause, range(9)))])
+    assert len(reasons) == 5
+    assert reasons[-1].message == "5 more parts of the keys are not as they were"
+
+
+@pytest.mark.parametrize(
+    ("told", "kept"),
+    [
+        ((), True),
+        ((explained("fx"),), True),
+        ((explained("fx", cause(0)),), True),
+        ((explained("fx", cause(0, CauseKind.SETTING)),), False),
+        # A setting that is only counted is still to be named.
+        ((explained("fx", *map(cause, range(4)), cause(9, CauseKind.SETTING)),), True),
+    ],
+)
+def test_changed_settings_are_told_unless_the_keys_say_which_matter(told: tuple[Explained, ...], kept: bool) -> None:
+    config = Reason(code=Code.CONFIG_CHANGED, message="a setting")
+    env = Reason(code=Code.ENV_CHANGED, message="a variable")
+    assert explaining.unless_explained([config, env], told) == ([config, env] if kept else [env])
