@@ -20,7 +20,7 @@ from flexwarm.render.text import duration, size
 from flexwarm.request import Guard
 
 #: A program's reasons beyond these are counted; -v shows all.
-_REASONS_SHOWN = 3
+_REASONS_SHOWN = 4
 #: Of a compiler's command line in JSON, in characters.
 _COMMAND = 400
 

@@ -239,7 +239,7 @@ _OUTCOME_STYLES = {Outcome.HIT: "green", Outcome.COMPILED: "cyan", Outcome.UNTUN
 #: A narrower terminal has no room for the counts.
 _TIMES_COLUMNS = 56
 #: A job's reasons beyond these are counted; -v shows all.
-_REASONS_SHOWN = 3
+_REASONS_SHOWN = 4
 #: Lines of a hazard's stack; -v shows all.
 _STACK_SHOWN = 3
 
