@@ -95,7 +95,7 @@ def _causes(first: Code, second: Code, kind: CauseKind, changes: Changes, *, roo
         pairs = zip(old, new, strict=True)
         numbers = dict.fromkeys(chain.from_iterable(_numbers(a, b, changes, derived=root) for a, b in pairs))
         return found + [Cause(CauseKind.CONSTANT, _SUBJECTS[kind], *pair) for pair in list(numbers)[:_NUMBERS]]
-    if root and (changes.dynamic or (changes.inputs and (inside or _calls(old) == _calls(new)))):
+    if root and (changes.dynamic or ((changes.inputs or changes.sizes) and (inside or _calls(old) == _calls(new)))):
         return found
     at = next(
         at

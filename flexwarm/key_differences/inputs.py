@@ -219,7 +219,7 @@ def _shapes(rows: Sequence[_Row], changes: Changes) -> list[Cause]:
     changed = [row for row in rows if row.plain[0].shape != row.plain[1].shape and not row.mixed]
     known: set[tuple[int, int]] = set()
     found = []
-    for subject, texts, row in _alike((row for row in changed if not row.table), _shape):
+    for subject, texts, row in _alike((row for row in changed if not row.table), _any_shape):
         if not row.numbers or not row.numbers <= known:  # else it is the same size, in another tensor
             found.append(Cause(CauseKind.SHAPE, subject, *texts))
         known |= row.numbers
@@ -233,6 +233,11 @@ def _shapes(rows: Sequence[_Row], changes: Changes) -> list[Cause]:
 
 def _shape(tensor: Tensor) -> str:
     return "x".join(tensor.shape) or "scalar"
+
+
+def _any_shape(tensor: Tensor) -> str:
+    """``1x2x*x64``: a size that has a name may be any."""
+    return _shape(replace(tensor, shape=tuple(SYMBOL.sub("*", size) for size in tensor.shape)))
 
 
 def _dtypes(rows: Sequence[_Row], changes: Changes) -> list[Cause]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -36,12 +37,19 @@ class Tensor:
 
     @property
     def contiguous(self) -> bool:
-        expected = 1
+        expected: list[str] = []
         for size, stride in zip(reversed(self.shape), reversed(self.stride), strict=False):
-            if size != "1" and stride != str(expected):
+            if size != "1" and _product([stride]) != _product(expected):
                 return False
-            expected *= int(size) if size.isdecimal() else 0
+            expected.append(size)
         return True
+
+
+def _product(sizes: Iterable[str]) -> tuple[int, list[str]]:
+    """The number and the names of which sizes are the product, such as ``64*s37``."""
+    factors = [factor.strip() for size in sizes for factor in size.split("*")]
+    numbers = [int(factor) for factor in factors if factor.isdecimal()]
+    return math.prod(numbers), sorted(factor for factor in factors if not factor.isdecimal())
 
 
 @dataclass(frozen=True, slots=True)

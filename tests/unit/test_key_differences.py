@@ -358,6 +358,16 @@ class TestDynamic:
             "inputs 0, 1 and 2 are dynamic (1x2xs37x32), and static (1x2x128x32) when this was built"
         ]
 
+    def test_a_size_beside_a_dynamic_one_is_a_shape_and_nothing_that_follows_from_it(self) -> None:
+        def heads(size: int) -> Parts:
+            parts = dict(self.dynamic())
+            for at, name in enumerate(("s37", "s0", "s43"), 1):
+                stride = (f"{2 * size}*{name}", f"{size}*{name}", size, 1)
+                parts[f"example_inputs[{at}]"] = tensor(1, 2, name, size, stride=stride)
+            return parts
+
+        assert found(heads(64), heads(32)) == [("shape", "inputs 0, 1 and 2", "1x2x*x32", "1x2x*x64")]
+
     def test_is_static(self) -> None:
         assert [cause[:1] for cause in found(built(), self.dynamic())] == [("dynamic",)]
 
