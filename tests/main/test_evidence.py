@@ -85,8 +85,9 @@ def test_a_setting_of_inductor_that_changed_is_named(warm: Flexwarm) -> None:
     user_mask(warm, source.format(32))
     done = warm.run_json("verify")
     assert (done.code, done.json["verdict"]) == (1, "cold")
-    assert {"fx-miss", "config-changed"} <= done.codes()
-    assert "max_fusion_size 64 -> 32" in done.messages()
+    # The key says which setting it is; that others may have changed as well is nothing to it.
+    assert "key-changed" in done.codes() <= {"aot-miss", "fx-miss", "key-changed", "source-changed"}
+    assert "max_fusion_size is 32, and 64 when this was built" in done.messages()
 
 
 def test_a_role_that_switches_compiling_off_is_refused(warm: Flexwarm) -> None:
