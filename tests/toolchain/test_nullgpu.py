@@ -187,6 +187,21 @@ def test_a_process_says_which_call_was_not_answered_last_and_what_does_the_same(
     ]
 
 
+def test_a_forked_child_has_made_no_call_that_was_not_answered(store: Store) -> None:
+    program = """
+    import os
+    from flexwarm.observer import stand_in
+    cuda.ncclGetUniqueId(None)
+    reader, writer = os.pipe()
+    if not os.fork():
+        os.write(writer, stand_in.unanswered().encode() or b"none")
+        os._exit(0)
+    os.wait()
+    print(json.dumps([os.read(reader, 100).decode(), bool(stand_in.unanswered())]))
+    """
+    assert ask(store, program) == ["none", True]
+
+
 def test_a_process_without_it_says_nothing() -> None:
     program = "from flexwarm.observer import stand_in; print(stand_in.identity() + stand_in.unanswered())"
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
