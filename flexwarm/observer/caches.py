@@ -107,15 +107,16 @@ def watch_aot(api: TorchApi, recorder: Recorder) -> None:
     make_key, try_load = api.aot_module.autograd_cache_key, api.aot_cache.try_load
 
     @functools.wraps(make_key)
-    def remembering_key(mod: Any, *args: Any, **kwargs: Any) -> Any:
+    def remembering_key(*args: Any, **kwargs: Any) -> Any:
         try:
-            key, lines = make_key(mod, *args, **kwargs)
+            key, lines = make_key(*args, **kwargs)
         except Exception as error:
             _last.refusal = f"{type(error).__name__}: {error}"
             raise
         _last.key = str(key)
         if _last.loading:
-            _last.aot = Asked(str(key), lines, mod)
+            # The graph comes first, under a name that is not the same in every torch.
+            _last.aot = Asked(str(key), lines, next(iter((*args, *kwargs.values())), None))
         return key, lines
 
     @functools.wraps(try_load)

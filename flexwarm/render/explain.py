@@ -34,6 +34,8 @@ def print_explained(result: RunResult | LaunchResult, *, verbosity: int) -> None
             line(text)
     for reason in dict.fromkeys(_others(result)) if verbosity >= 0 else ():
         line(Text.assemble((reason.code.value, "yellow"), f": {reason.message}"))
+    for note in (result.notes if isinstance(result, RunResult) else result.verdict.notes) if verbosity >= 0 else ():
+        line(Text.assemble(("note", "cyan"), f": {note}"))
     kind = result.verdict.kind
     nothing = "" if kind is not Kind.WARM else " (everything hits, so there is nothing to explain)"
     line(Text.assemble("verdict: ", (kind.value, VERDICT_STYLES[kind]), nothing))

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from flexwarm.errors import ExitCode
 from flexwarm.explanation import Explained
 from flexwarm.key_differences import Cause, CauseKind
 from flexwarm.ops import explaining
-from flexwarm.reasons import Code, Reason
+from flexwarm.ops.run import RunResult
+from flexwarm.plan import Plan
+from flexwarm.reasons import Code, Kind, Reason
+from flexwarm.render.explain import print_explained
+from flexwarm.verdict import Verdict
 
 
 def explained(layer: str, *causes: Cause) -> Explained:
@@ -46,3 +51,19 @@ def test_changed_settings_are_told_unless_the_keys_say_which_matter(told: tuple[
     config = Reason(code=Code.CONFIG_CHANGED, message="a setting")
     env = Reason(code=Code.ENV_CHANGED, message="a variable")
     assert explaining.unless_explained([config, env], told) == ([config, env] if kept else [env])
+
+
+def test_people_read_what_is_to_be_known_beside_the_keys(capsys: pytest.CaptureFixture[str]) -> None:
+    """A launch that is warm and has kernels to tune is not one that has nothing to do."""
+    verdict = Verdict(kind=Kind.WARM, exit_code=ExitCode.OK, jobs=(), reasons=())
+    plan = Plan(workers=())
+    result = RunResult(
+        verdict=verdict, bucket="b", bucket_path="/b", plan=plan, record=None, cold_seconds={}, seconds=1.0, notes=["told"]
+    )
+    print_explained(result, verbosity=0)
+    assert capsys.readouterr().out.splitlines() == [
+        "note: told",
+        "verdict: warm (everything hits, so there is nothing to explain)",
+    ]
+    print_explained(result, verbosity=-1)
+    assert "told" not in capsys.readouterr().out
