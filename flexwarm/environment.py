@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from flexwarm import known_variables
 from flexwarm.canonical import StrEnum
 
 
@@ -17,7 +18,9 @@ class Effect(StrEnum):
     """What a variable can do."""
 
     KEY = "key"
-    """It enters a compiler's key, or chooses which code is made."""
+    """It enters a compiler's key; or it is not known, and might."""
+    CODE = "code"
+    """It can change which code is made, and enters no key."""
     DISABLES = "disables"
     """One of its values turns a cache, or compiling, off."""
     MOVES = "moves"
@@ -29,7 +32,8 @@ class Effect(StrEnum):
 #: A variable that begins like this is relevant.
 PREFIXES: Final = (
     *("AMDGCN_", "AOT_", "AOTINDUCTOR_", "ATEN_", "CC", "CFLAGS", "CUDA", "CUTEDSL_", "CUTLASS_", "CXX", "CXXFLAGS"),
-    *("GOMP", "INDUCTOR", "KMP", "LDFLAGS", "LLVM_", "MKL", "MLIR_", "NCCL", "NVPTX_", "OMP", "PYTORCH", "TORCH", "TRITON"),
+    *("FLEXWARM_", "GOMP", "INDUCTOR", "KMP", "LDFLAGS", "LLVM_", "MKL", "MLIR_", "NCCL", "NVPTX_", "OMP", "PYTORCH"),
+    *("TORCH", "TRITON"),
 )
 
 #: Relevant without one of the prefixes.
@@ -82,11 +86,17 @@ EFFECTS: Final[Mapping[str, Effect]] = {
             # How OpenMP threads wait; how many there are is another matter.
             *("GOMP_SPINCOUNT", "GOMP_STACKSIZE", "KMP_BLOCKTIME", "KMP_SETTINGS", "KMP_WARNINGS", "MKL_VERBOSE"),
             *("OMP_DISPLAY_ENV", "OMP_STACKSIZE", "OMP_WAIT_POLICY"),
+            # Our own options; what is compiled never reads them.
+            "FLEXWARM_*",
         ),
         Effect.NEUTRAL,
     ),
 }
 
+
+#: Variables that are other in each process or run by design: who a process is in its launch, and what we tell our own children.
+#: They are compared with nothing.
+_OF_ONE_PROCESS: Final = ("FLEXWARM_OBSERVE", "FLEXWARM_PYTEST_", "FLEXWARM_RUN", "OMPI_", "TORCHELASTIC_")
 
 #: These decide what a fingerprint says of the machine, or where modules are found: one run cannot have two values of them.
 SELECTING: Final = ("ATEN_CPU_CAPABILITY", "PYTHONHOME", "PYTHONPATH")
@@ -140,6 +150,8 @@ def effect(name: str) -> Effect:
         return Effect.DISABLES
     if name in EFFECTS:
         return EFFECTS[name]
+    if name in known_variables.NO_KEY:
+        return Effect.CODE
     matching = [pattern for pattern in EFFECTS if pattern.endswith("*") and name.startswith(pattern[:-1])]
     if matching:
         return EFFECTS[max(matching, key=len)]
@@ -153,7 +165,12 @@ def relevant(environ: Mapping[str, str]) -> dict[str, str]:
 
 def key_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """The variables that enter a key or choose code, in order of name; those that could, too."""
-    return {name: value for name, value in relevant(environ).items() if effect(name) is Effect.KEY}
+    return {name: value for name, value in relevant(environ).items() if effect(name) in (Effect.KEY, Effect.CODE)}
+
+
+def comparable(environ: Mapping[str, str]) -> dict[str, str]:
+    """The relevant variables that can be held against those of another run, in order of name."""
+    return {name: value for name, value in relevant(environ).items() if not name.startswith(_OF_ONE_PROCESS)}
 
 
 def moving(environ: Mapping[str, str]) -> tuple[str, ...]:

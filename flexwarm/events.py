@@ -7,12 +7,13 @@ there, and the missing end of the job is what counts.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias, get_args
 
 from flexwarm.calls import CompiledCall
 from flexwarm.canonical import StrEnum, plain, text
+from flexwarm.costs import Part, StartCosts
 from flexwarm.hazards import HazardCode
 from flexwarm.program_events import Called, ProgramEvent
 from flexwarm.typed import wrong_field
@@ -70,6 +71,22 @@ class Settings:
     job: str
     config_digest: str
     config: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Modes:
+    """Settings of torch beside Inductor's, as the thread of a job or program sees them when it compiles.
+
+    Attributes:
+        digest: of the values.
+        values: name -> value as text; empty where the process has told these before.
+    """
+
+    KIND: ClassVar[str] = "modes"
+    t: float
+    job: str | None
+    digest: str
+    values: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +157,26 @@ class KeyMade:
     layer: Layer
     key: str
     groups: Mapping[str, str]
+    graph: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recompiled:
+    """The graph that a cache layer is about to be missed for is of a function that Dynamo compiles once more.
+
+    Attributes:
+        function, file, line: where the function is defined.
+        guards: of each earlier variant, the last one first, the guard that this call fails, in torch's words, with the line
+            that it comes from; empty if torch found none.
+    """
+
+    KIND: ClassVar[str] = "recompiled"
+    t: float
+    job: str | None
+    function: str
+    file: str
+    line: int
+    guards: tuple[str, ...]
     graph: str = ""
 
 
@@ -344,6 +381,22 @@ class StepDone:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """Where a start has spent its time: of a job one first call, of a program all its compiles until now.
+
+    Attributes:
+        job: None for a program.
+        parts: name of a :class:`flexwarm.costs.Part` -> seconds; one that this torch does not tell is not there.
+    """
+
+    KIND: ClassVar[str] = "costs"
+    t: float
+    job: str | None
+    whole_seconds: float
+    parts: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobDone:
     """The job ran to its end; its own counters of the cache layers, as torch keeps them."""
 
@@ -403,12 +456,14 @@ class Bye:
 Event: TypeAlias = (
     Hello
     | Settings
+    | Modes
     | Sources
     | Progress
     | Heartbeat
     | Lookup
     | KeyGroup
     | KeyMade
+    | Recompiled
     | Compiled
     | Untuned
     | LeftOut
@@ -421,6 +476,7 @@ Event: TypeAlias = (
     | DrillLock
     | ShapeDone
     | StepDone
+    | Costs
     | JobDone
     | JobStopped
     | JobFailed
@@ -430,11 +486,34 @@ Event: TypeAlias = (
 )
 
 _KINDS: dict[str, Any] = {kind.KIND: kind for kind in get_args(Event)}
+_PARTS = {part.value: part for part in Part}
 _ENUMS: dict[str, Any] = {"phase": Phase, "layer": Layer, "answer": Answer, "open": Open}
 _TUPLES = {
     *((KeyGroup.KIND, name) for name in ("names", "digests", "texts")),
+    (Recompiled.KIND, "guards"),
     *(("program", "argv"), ("dense", "shape"), ("dense", "stack"), ("hazard", "stack"), ("hang", "jobs")),
 }
+
+
+def costs_of(event: Costs) -> StartCosts:
+    """What an event says of a start; a part that is not known here, from another flexwarm, is one of the others."""
+    parts: dict[Part, float] = {}
+    for name, seconds in event.parts.items():
+        part = _PARTS.get(name, Part.OTHER)
+        parts[part] = parts.get(part, 0.0) + seconds
+    return StartCosts(whole_seconds=event.whole_seconds, parts=parts)
+
+
+def told_modes(said: Iterable[Event]) -> list[tuple[str | None, Mapping[str, str]]]:
+    """(job, values) of each telling, in the order of one process's events; one whose values are lost is left out."""
+    known: dict[str, Mapping[str, str]] = {}
+    found = []
+    for event in said:
+        if isinstance(event, Modes):
+            known.setdefault(event.digest, event.values)
+            if known[event.digest]:
+                found.append((event.job, known[event.digest]))
+    return found
 
 
 def to_line(event: Event) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import replace
 
+from flexwarm.bypasses import advice
 from flexwarm.events import (
     Answer,
     Compiled,
@@ -15,6 +17,7 @@ from flexwarm.events import (
     JobStopped,
     Layer,
     Lookup,
+    Recompiled,
 )
 from flexwarm.hazards import SAID_AT_MOST, HazardCode
 from flexwarm.plan import Job
@@ -37,12 +40,18 @@ LAYER_NAMES = {Layer.AOT: "AOTAutograd", Layer.FX: "FX graph", Layer.TRITON: "Tr
 def layer_reasons(record: JobRecord) -> list[Reason]:
     reasons = []
     for lookup in record.lookups:
-        name = LAYER_NAMES[lookup.layer]
         if lookup.answer is Answer.MISS:
             reasons.append(Reason(code=MISSES[lookup.layer], message=missed(lookup)))
         elif lookup.answer is Answer.BYPASS:
-            reasons.append(Reason(code=BYPASSES[lookup.layer], message=f"{name} cache was bypassed: {lookup.reason}"))
+            reasons.append(bypassed(lookup))
     return reasons
+
+
+def bypassed(lookup: Lookup, where: str = "") -> Reason:
+    """That a cache was not asked, with torch's reason and what to do; ``where``: what the sentence begins with."""
+    why = " ".join(lookup.reason.split())
+    message = f"{where}{LAYER_NAMES[lookup.layer]} cache was bypassed: {why}"
+    return Reason(code=BYPASSES[lookup.layer], message=message, hint=advice(lookup.reason))
 
 
 def missed(lookup: Lookup) -> str:
@@ -53,6 +62,27 @@ def missed(lookup: Lookup) -> str:
     detail = f" ({lookup.reason})" if lookup.reason else ""
     return f"{which} is not in the bucket{detail}"
 
+
+def recompiled_reasons(recompiled: Sequence[Recompiled]) -> list[Reason]:
+    """Why functions were compiled again whose graphs then missed: each once, the first three."""
+    reasons = []
+    for event in recompiled:
+        why = "no variant of it fits"
+        if event.guards:
+            variant, colon, guard = event.guards[0].partition(": ")
+            known = bool(colon) and _VARIANT.fullmatch(variant) is not None
+            which = f"variant {variant}: {guard}" if known else f"an earlier variant: {event.guards[0]}"
+            why = f"this call fails a guard of {which}"
+        message = f"Dynamo compiles {event.function} ({event.file}:{event.line}) again, for {why}"
+        reasons.append(Reason(code=Code.RECOMPILED, message=message, hint=_RECOMPILED))
+    return list(dict.fromkeys(reasons))[:_RECOMPILES]
+
+
+#: Dynamo's number of a variant of a function.
+_VARIANT = re.compile(r"\d+/\d+(_\d+)?")
+_RECOMPILED = "build with the call that does this; dynamic = true is one variant for all lengths"
+#: Recompiles that are told of a job.
+_RECOMPILES = 3
 
 #: What torch says where an entry of dynamic sizes was found, and none that fits.
 _GUARD_MISS = "guard_miss"

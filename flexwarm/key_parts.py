@@ -9,6 +9,8 @@ from flexwarm.events import Event, KeyGroup, KeyMade
 
 #: Name of the group that has the code of a graph: ``graph`` for its own, and a part for each graph inside of it.
 GRAPH = "graph"
+#: Name of the part that has the name of a Triton kernel.
+KERNEL = "kernel"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -86,6 +86,7 @@ def judge_verified_launch(record: LaunchRecord, expected: Expectation, notes: Ma
     for program in record.judged:
         reasons = [reason for graph in program.graphs for reason in _miss_reasons(graph)]
         missed = bool(reasons)
+        reasons += evidence.recompiled_reasons(program.recompiled)
         if program.held is not None and not missed:
             # Held at a miss that no layer reported would be our own fault, and must not be silence.
             reasons.append(Reason(code=Code.NO_EVIDENCE, message="the program was stopped, and no layer said why"))
@@ -209,13 +210,7 @@ def _miss_reasons(graph: GraphRecord) -> list[Reason]:
 
 
 def _bypass_reasons(graph: GraphRecord) -> list[Reason]:
-    return [
-        Reason(
-            code=evidence.BYPASSES[lookup.layer],
-            message=f"{_where(graph)}: {evidence.LAYER_NAMES[lookup.layer]} cache was bypassed: {lookup.reason}",
-        )
-        for lookup in graph.answers(Answer.BYPASS)
-    ]
+    return [evidence.bypassed(lookup, f"{_where(graph)}: ") for lookup in graph.answers(Answer.BYPASS)]
 
 
 def _common_reasons(program: ProgramRecord, record: LaunchRecord, expected: Expectation) -> list[Reason]:
@@ -621,7 +616,8 @@ def _node_reasons(record: LaunchRecord, verified: bool) -> list[Reason]:
 def _node_notes(record: LaunchRecord, verified: bool) -> list[str]:
     known = record.nodes
     # Before a build nodes may have anything.
-    notes = [finding.message for finding in nodes.compare(known) if finding.what is NodeFinding.KEYS and verified]
+    wanted = {NodeFinding.RECORDED, NodeFinding.KEYS} if verified else {NodeFinding.RECORDED}
+    notes = [finding.message for finding in nodes.compare(known) if finding.what in wanted]
     if record.missed_elsewhere and record.ended is Ended.BY_ITSELF and record.status != 0:
         notes.append(f"{_how_it_failed(record)}: it may be for the ranks that were stopped on another node")
     world_size = max((program.place.get("world_size", 0) for program in record.ranks.values()), default=0)

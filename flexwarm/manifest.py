@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import re
@@ -57,6 +58,8 @@ class JobEntry:
         detail: the workload as JSON has it, to name what changed.
         env: the variables of the worker that can make a key miss.
         config_digest: of the compiler configuration that the lane saw.
+        variables_digest, modes_digest: of all variables that can be compared, and of torch's settings beside Inductor's, both
+            as they were when this was compiled; empty where the build did not keep them.
         cold_seconds: how long compiling took; None if it was never measured here.
         built_at: UTC, ISO 8601.
     """
@@ -69,6 +72,8 @@ class JobEntry:
     config_digest: str
     cold_seconds: float | None
     built_at: str
+    variables_digest: str = ""
+    modes_digest: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +86,7 @@ class Manifest:
         files: in order of path.
         jobs: by share.
         configs: Inductor's settings by digest, name -> value as text: what a job's ``config_digest`` stands for.
+        variables, modes: the same for ``variables_digest`` and ``modes_digest``. They explain, and decide nothing.
     """
 
     fingerprint: str
@@ -89,6 +95,15 @@ class Manifest:
     files: tuple[FileEntry, ...]
     jobs: Mapping[str, JobEntry]
     configs: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    variables: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    modes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+
+    @property
+    def keys(self) -> frozenset[tuple[str, str]]:
+        """(layer, key) of everything that the bucket holds: what the jobs recorded, and each of Triton's directories."""
+        recorded = {(key.layer, key.key) for job in self.jobs.values() for key in job.keys}
+        directories = {found[1] for entry in self.files if (found := _TRITON_DIRECTORY.match(entry.path))}
+        return frozenset(recorded | {("triton", _triton_key(name)) for name in directories})
 
     def to_json(self) -> dict[str, Any]:
         data: dict[str, Any] = canonical.plain(self)
@@ -111,6 +126,8 @@ class Manifest:
                 files=tuple([FileEntry(**entry) for entry in data["files"]]),
                 jobs={share: job_from_json(job) for share, job in data["jobs"].items()},
                 configs={digest: dict(config) for digest, config in data["configs"].items()},
+                variables={digest: dict(table) for digest, table in data.get("variables", {}).items()},
+                modes={digest: dict(table) for digest, table in data.get("modes", {}).items()},
             )
             _refuse_bad_paths(value.files)
         except (TypeError, KeyError, AttributeError) as error:
@@ -118,6 +135,14 @@ class Manifest:
         if any(share != job.share for share, job in value.jobs.items()):
             raise ValueError("a job of the manifest is filed under another job's share")
         return value
+
+
+#: Triton names a directory by its key, 32 bytes, in base 32 without padding; under a device's number if it is not told where.
+_TRITON_DIRECTORY: Final = re.compile(r"(?:triton|inductor/triton/\d+)/([A-Z2-7]{52})/")
+
+
+def _triton_key(directory: str) -> str:
+    return base64.b32decode(f"{directory}====").hex()
 
 
 def _refuse_bad_paths(files: tuple[FileEntry, ...]) -> None:

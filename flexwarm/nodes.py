@@ -8,6 +8,8 @@ What may differ between nodes, and what that means:
 
 - **The fingerprint** must not. The ranks of one job would run kernels of two toolchains; and a bucket that was built on one
   node is none for the other. The node that stands alone is named, with the components that differ.
+- **What a fingerprint only records**, such as the driver or a variable, may differ. It makes no kernel wrong, and can make a
+  key miss, so it is a note.
 - **Nothing built** on one node means that its ranks compile, if they make compiled calls at all; a build leaves something.
 - **Other keys** on one node prove nothing. Keys have the device's index in them, the shapes that a rank meets, the role that
   it plays: where each node has a store of its own, each build records what the ranks of that node asked for, and a launch
@@ -24,15 +26,18 @@ Times and paths of files are not compared: two stores that were built apart diff
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from flexwarm import canonical
 from flexwarm.canonical import StrEnum
+from flexwarm.fingerprint import Change, Fingerprint, differences
 from flexwarm.typed import wrong_field
 
 #: Components that a sentence names.
 _NAMED = 3
+#: What each flexwarm sets for its own ranks, whatever the node has.
+_OVERRULED = frozenset({"env.TORCHINDUCTOR_CACHE_DIR", "env.TRITON_CACHE_DIR"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +49,7 @@ class NodeFacts:
         bucket: digest of the fingerprint.
         components: those that select the bucket.
         built: a build has finished in the bucket.
+        explain: those that are only recorded.
         keys: how many its manifest lists; ``keys_digest`` is of the sorted set of them.
     """
 
@@ -54,6 +60,11 @@ class NodeFacts:
     built: bool
     keys: int
     keys_digest: str
+    explain: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def fingerprint(self) -> Fingerprint:
+        return Fingerprint(select=self.components, explain=self.explain)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> NodeFacts | None:
@@ -69,6 +80,7 @@ class NodeFinding(StrEnum):
     """In what a node differs from the others."""
 
     FINGERPRINT = "fingerprint"
+    RECORDED = "recorded"
     COLD = "cold"
     KEYS = "keys"
 
@@ -100,27 +112,68 @@ def compare(nodes: Mapping[str, NodeFacts]) -> tuple[Finding, ...]:
     """Each node that is not as the others; the same on every node that is told the same."""
     called = names(nodes)
     ordered = sorted(nodes, key=lambda node: (called[node], node))
-    return (*_fingerprints(nodes, ordered, called), *_cold(nodes, ordered, called), *_keys(nodes, ordered, called))
+    return (
+        *_fingerprints(nodes, ordered, called),
+        *_recorded(nodes, ordered, called),
+        *_cold(nodes, ordered, called),
+        *_keys(nodes, ordered, called),
+    )
+
+
+def changes(nodes: Mapping[str, NodeFacts]) -> dict[str, tuple[Change, ...]]:
+    """Node -> every component in which it is not as the node that it is held against, which has none itself.
+
+    ``old`` is that node's, ``new`` its own. With a flexwarm that told only what selects, nothing else is compared.
+    """
+    called = names(nodes)
+    ordered = sorted(nodes, key=lambda node: (called[node], node))
+    if not ordered:
+        return {}
+    first = nodes[_usual(nodes, ordered)]
+    found = {}
+    for node in ordered:
+        every = differences(first.fingerprint, nodes[node].fingerprint)
+        both = bool(first.explain and nodes[node].explain)
+        found[node] = tuple(change for change in every if change.selects or (both and change.component not in _OVERRULED))
+    return found
+
+
+def _usual(nodes: Mapping[str, NodeFacts], ordered: Sequence[str]) -> str:
+    """The node that the others are held against: one of what most have; of two that are alone, the first by name."""
+    buckets = [nodes[node].bucket for node in ordered]
+    usual = max(dict.fromkeys(buckets), key=buckets.count)
+    alike = [node for node in ordered if nodes[node].bucket == usual]
+    tables = [canonical.text(dict(nodes[node].explain)) for node in alike]
+    return alike[tables.index(max(dict.fromkeys(tables), key=tables.count))]
 
 
 def _fingerprints(nodes: Mapping[str, NodeFacts], ordered: Sequence[str], called: Mapping[str, str]) -> list[Finding]:
-    buckets = [nodes[node].bucket for node in ordered]
-    if len(set(buckets)) < 2:
-        return []
-    # What most nodes have is what the others are held against; of two that are alone, the first by name.
-    usual = max(dict.fromkeys(buckets), key=buckets.count)
-    first = next(node for node in ordered if nodes[node].bucket == usual)
+    differing = changes(nodes)
     found = []
     for node in ordered:
-        if nodes[node].bucket == usual:
-            continue
-        here, there = nodes[node].components, nodes[first].components
-        differing = sorted(name for name in here.keys() | there.keys() if here.get(name) != there.get(name))
-        told = "; ".join(f"{name} is {_shown(here.get(name))}, not {_shown(there.get(name))}" for name in differing[:_NAMED])
-        more = f"; and {len(differing) - _NAMED} more" if len(differing) > _NAMED else ""
-        message = f"node {called[node]} has another fingerprint than node {called[first]}: {told}{more}"
-        found.append(Finding(what=NodeFinding.FINGERPRINT, node=node, message=message))
+        selecting = [change for change in differing[node] if change.selects]
+        if nodes[node].bucket != nodes[_usual(nodes, ordered)].bucket:
+            told = _told(selecting)
+            message = f"node {called[node]} has another fingerprint than node {called[_usual(nodes, ordered)]}: {told}"
+            found.append(Finding(what=NodeFinding.FINGERPRINT, node=node, message=message))
     return found
+
+
+def _recorded(nodes: Mapping[str, NodeFacts], ordered: Sequence[str], called: Mapping[str, str]) -> list[Finding]:
+    differing = changes(nodes)
+    found = []
+    for node in ordered:
+        recorded = [change for change in differing[node] if not change.selects]
+        if recorded:
+            first = called[_usual(nodes, ordered)]
+            message = f"node {called[node]} is not as node {first} in what can make a key miss: {_told(recorded)}"
+            found.append(Finding(what=NodeFinding.RECORDED, node=node, message=message))
+    return found
+
+
+def _told(changed: Sequence[Change]) -> str:
+    told = "; ".join(f"{x.component} is {_shown(x.new)}, not {_shown(x.old)}" for x in changed[:_NAMED])
+    return told + (f"; and {len(changed) - _NAMED} more" if len(changed) > _NAMED else "")
 
 
 def _cold(nodes: Mapping[str, NodeFacts], ordered: Sequence[str], called: Mapping[str, str]) -> list[Finding]:

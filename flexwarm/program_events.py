@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, TypeAlias
 
 #: The name of an event file and this: a link to the number of the error for which that file could not be made or opened.
@@ -26,6 +26,7 @@ class Program:
         argv: its command line.
         components: as :attr:`flexwarm.events.Hello.components`.
         environ: the variables that enter keys or choose code.
+        variables: all that can be held against those of another run: see :func:`flexwarm.environment.comparable`.
         place: who it is in the launch, from the launcher's variables: ``rank``, ``local_rank``, ``world_size``,
             ``local_world_size``; those that are known.
         forked_from: the pid of the observed program that it was forked from; such a one is told of when it has something to
@@ -44,6 +45,7 @@ class Program:
     place: Mapping[str, int]
     forked_from: int | None
     image: int = 0
+    variables: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,10 +11,12 @@ from flexwarm import key_parts
 from flexwarm.calls import CompiledCall
 from flexwarm.canonical import StrEnum, digest
 from flexwarm.commandline import title
+from flexwarm.costs import StartCosts
 from flexwarm.events import (
     Answer,
     Bye,
     Compiled,
+    Costs,
     Dense,
     Event,
     Hang,
@@ -23,11 +25,14 @@ from flexwarm.events import (
     LeftOut,
     Lookup,
     Read,
+    Recompiled,
     Refused,
     Settings,
     Sources,
     Tuned,
     Untuned,
+    costs_of,
+    told_modes,
 )
 from flexwarm.key_parts import Key
 from flexwarm.nodes import NodeFacts
@@ -122,6 +127,9 @@ class ProgramRecord:
     Attributes:
         silenced: as :attr:`Told.silenced`, of it or of what it has forked.
         missed_keys: what went into the keys that a cache did not have.
+        recompiled: why the graphs of some of them are of functions that were compiled before.
+        costs: what its imports of torch and its compiles took; None if it did not come to say so.
+        modes: settings of torch beside Inductor's, when it compiled for the first time; empty if it never said.
     """
 
     program: Program
@@ -146,6 +154,9 @@ class ProgramRecord:
     gone_unix: float | None
     silenced: int | None = None
     missed_keys: tuple[Key, ...] = ()
+    recompiled: tuple[Recompiled, ...] = ()
+    costs: StartCosts | None = None
+    modes: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def went_on(self) -> bool:
@@ -366,6 +377,9 @@ def _fold_program(told: Told) -> ProgramRecord:
         gone_unix=told.gone_unix,
         silenced=next((error for error in silenced if error is not None), None),
         missed_keys=tuple(key for keys in key_parts.told(said).values() for key in keys),
+        recompiled=tuple(_of(Recompiled, said)),
+        costs=next((costs_of(event) for event in reversed(_of(Costs, said))), None),
+        modes=next((values for _, values in told_modes(said)), {}),
     )
 
 

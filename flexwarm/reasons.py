@@ -32,6 +32,7 @@ class Code(StrEnum):
     SOURCE_CHANGED = "source-changed"
     DEVICE_CHANGED = "device-changed"
     KEY_CHANGED = "key-changed"
+    RECOMPILED = "recompiled"
     CACHE_DISABLED = "cache-disabled"
     AOT_MISS = "aot-miss"
     FX_MISS = "fx-miss"
@@ -90,6 +91,7 @@ MEANING: Mapping[Code, tuple[Kind, ExitCode]] = {
     Code.SOURCE_CHANGED: _COLD,
     Code.DEVICE_CHANGED: _COLD,
     Code.KEY_CHANGED: _COLD,
+    Code.RECOMPILED: _COLD,
     Code.CACHE_DISABLED: _COLD,
     Code.AOT_MISS: _COLD,
     Code.FX_MISS: _COLD,

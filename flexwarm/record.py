@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from flexwarm.canonical import StrEnum
+from flexwarm.costs import LaneCosts, StartCosts, total, with_imports
 from flexwarm.events import (
     Answer,
     Bye,
     Compiled,
+    Costs,
     Dense,
     DrillDone,
     DrillLock,
@@ -26,6 +28,7 @@ from flexwarm.events import (
     Phase,
     Progress,
     Read,
+    Recompiled,
     Refused,
     Settings,
     ShapeDone,
@@ -33,6 +36,8 @@ from flexwarm.events import (
     StepDone,
     Tuned,
     Untuned,
+    costs_of,
+    told_modes,
 )
 from flexwarm.key_parts import Key, told
 from flexwarm.plan import Job, Plan
@@ -64,6 +69,9 @@ class JobRecord:
 
     Attributes:
         missed_keys: what went into the keys that a cache did not have.
+        recompiled: why the graphs of some of them are of functions that were compiled before.
+        costs: of its first calls; None if none of them has returned.
+        modes: settings of torch beside Inductor's; empty if it never said.
     """
 
     job: Job
@@ -84,6 +92,9 @@ class JobRecord:
     settings: Settings | None
     sources: Sources | None
     missed_keys: tuple[Key, ...] = ()
+    recompiled: tuple[Recompiled, ...] = ()
+    costs: StartCosts | None = None
+    modes: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def ran_to_end(self) -> bool:
@@ -151,6 +162,19 @@ class Record:
         )
 
     @property
+    def starts(self) -> tuple[LaneCosts, ...]:
+        """What each lane has cost whose process said what its imports took, of the jobs that ran to their ends."""
+        found = []
+        for rank, lane in dict.fromkeys((record.job.rank, record.job.lane) for record in self.jobs.values()):
+            jobs = [record for record in self.jobs.values() if (record.job.rank, record.job.lane) == (rank, lane)]
+            hello = next(worker.hello for worker in self.workers if worker.rank == rank)
+            costs = [record.costs for record in jobs if record.costs is not None and record.ran_to_end]
+            calls = total(costs)
+            if hello is not None and calls is not None:
+                found.append(LaneCosts(rank=rank, lane=lane, costs=with_imports(calls, hello.import_seconds)))
+        return tuple(found)
+
+    @property
     def tuned(self) -> tuple[Tuned, ...]:
         """All that was timed, also by threads that worked for no job any more."""
         of_jobs = [event for job in self.jobs.values() for event in job.tuned]
@@ -172,10 +196,10 @@ def fold(plan: Plan, events: Mapping[int, Sequence[Event]], exits: Mapping[int, 
     for worker in plan.workers:
         said = events.get(worker.rank, ())
         workers.append(_fold_worker(worker.rank, said, exits.get(worker.rank)))
-        missed = told(said)
+        missed, modes = told(said), dict(told_modes(said))
         for job in worker.jobs:
             of_job = [e for e in said if getattr(e, "job", None) == job.id]
-            jobs[job.id] = _fold_job(job, of_job, missed.get(job.id, ()))
+            jobs[job.id] = _fold_job(job, of_job, missed.get(job.id, ()), modes.get(job.id, {}))
     return Record(workers=tuple(workers), jobs=jobs)
 
 
@@ -193,7 +217,7 @@ def _fold_worker(rank: int, said: Sequence[Event], exit: Exit | None) -> WorkerR
     )
 
 
-def _fold_job(job: Job, said: Sequence[Event], missed_keys: tuple[Key, ...]) -> JobRecord:
+def _fold_job(job: Job, said: Sequence[Event], missed_keys: tuple[Key, ...], modes: Mapping[str, str]) -> JobRecord:
     progress = _last(Progress, said)
     ends = [e for e in said if isinstance(e, (JobDone, JobStopped, JobFailed))]
     return JobRecord(
@@ -215,6 +239,9 @@ def _fold_job(job: Job, said: Sequence[Event], missed_keys: tuple[Key, ...]) -> 
         settings=_last(Settings, said),
         sources=_last(Sources, said),
         missed_keys=missed_keys,
+        recompiled=tuple(e for e in said if isinstance(e, Recompiled)),
+        costs=total(costs_of(e) for e in said if isinstance(e, Costs)),
+        modes=modes,
     )
 
 

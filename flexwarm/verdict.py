@@ -156,6 +156,7 @@ def _judge_verified_job(
     reasons = evidence.layer_reasons(job_record)
     reasons += [evidence.compiled_reason(event) for event in job_record.compiled]
     missed = bool(reasons)
+    reasons += evidence.recompiled_reasons(job_record.recompiled)
     reasons += evidence.hazard_reasons(job_record)
     reasons += evidence.end_reasons(job_record, record.worker_of(job))
     lanes = record.round_of(job)

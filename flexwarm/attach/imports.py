@@ -5,12 +5,15 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
 _waiting: dict[str, list[Callable[[], None]]] = {}
+#: Around the import of each module that is waited for.
+around: Callable[[], AbstractContextManager[None]] = nullcontext
 _finding = threading.local()
 
 
@@ -53,7 +56,8 @@ def _add_to(loader: Any, name: str) -> None:
 
     def exec_module(module: ModuleType) -> None:
         del loader.exec_module
-        load(module)
+        with around():
+            load(module)
         for action in _waiting.pop(name, ()):
             action()
 

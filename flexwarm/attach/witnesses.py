@@ -32,7 +32,8 @@ from flexwarm.canonical import digest, plain
 from flexwarm.environment import Effect
 from flexwarm.events import Bye, Refused, Settings, Sources
 from flexwarm.observation import Observation
-from flexwarm.observer import absent, caches, compilers, dense, limits, sources, stand_in, watchdog
+from flexwarm.observer import absent, caches, compilers, dense, limits, modes, recompiles, sources, stand_in, watchdog
+from flexwarm.observer.costs import Meter
 from flexwarm.observer.guard import GuardWatch
 from flexwarm.observer.torch_api import TorchApi, graphs, sizes
 from flexwarm.observer.torch_api.tracing import resolve_tracing
@@ -57,6 +58,12 @@ def attach(told: Mapping[str, Any]) -> None:
 def here() -> Attached | None:
     """The observer of this process, if it has one."""
     return _here
+
+
+def torch_took(seconds: float) -> None:
+    """What the import of torch has cost, before there was anything here to measure it."""
+    if _here is not None:
+        _here.meter.imported(seconds)
 
 
 def end() -> None:
@@ -89,6 +96,7 @@ class Attached:
         self._began = time.time()
         self._leaving = Leaving()
         self._choices = absent.Choices(self._api, self.recorder) if stand_in.is_own() else None
+        self.meter = Meter(self.recorder, alone=True)
         #: With which status, and why, it said that it ends.
         self._ended: tuple[int | None, str] | None = None
         #: torch's counters as they came with a fork: what they say is of the parent.
@@ -108,6 +116,7 @@ class Attached:
             absent.watch_reads(recorder, lambda: bool(self._called) and not choices.copying)
         recorder.device_here = lambda: f"cuda:{torch.cuda.current_device()}" if torch.cuda.is_initialized() else ""
         self._follow_ends()
+        imports.around = self.meter.importing
         self._when("torch._dynamo", self._watch_dynamo)
         self._when("torch._inductor.codecache", lambda: caches.watch_fx(api, recorder))
         self._when("torch._functorch._aot_autograd.autograd_cache", lambda: caches.watch_aot(api, recorder))
@@ -126,6 +135,11 @@ class Attached:
             }
         self._when("torch._higher_order_ops.flex_attention", lambda: dense.watch(api, recorder))
         self._when("triton", self._watch_triton)
+        # After the witnesses of the same modules, so that these are timed with what they watch.
+        self._when("torch._dynamo.utils", self.meter.follow_torch)
+        self._when("torch._inductor.codecache", lambda: self.meter.follow_fx_lookups(api))
+        self._when("torch._functorch._aot_autograd.autograd_cache", lambda: self.meter.follow_aot_lookups(api))
+        self._when("torch._inductor.cpu_vec_isa", self.meter.follow_probes)
         for module, action in tuning.items():
             self._when(module, action)
 
@@ -144,7 +158,7 @@ class Attached:
     # ---- what is watched -----------------------------------------------------------------------------------------------
 
     def _watch_dynamo(self) -> None:
-        limits.watch_recompiles(self._api, self.recorder)
+        recompiles.watch(self._api, self.recorder)
         if self.observation.guard is Guard.OFF:
             return
         if self.observation.guard is Guard.FIX:
@@ -199,10 +213,12 @@ class Attached:
         inductor = {name: repr(value) for name, value in self._api.inductor_config.save_config_portable().items()}
         self._settings[job] = (self.recorder.name_of_caller(), read)
         self.recorder.emit(Settings(t=time.time(), job=job, config_digest=digest(inductor), config=inductor))
+        modes.tell_modes(self._api, self.recorder, job)
 
     # ---- who this is ---------------------------------------------------------------------------------------------------
 
     def _describe(self, forked_from: int | None) -> Program:
+        environ = stand_in.without(os.environ) if stand_in.present() else os.environ
         return Program(
             t=time.time(),
             pid=os.getpid(),
@@ -220,7 +236,8 @@ class Attached:
                 STANDS_IN: stand_in.identity(),
                 "flexwarm.path": str(Path(__file__).resolve().parents[1]),
             },
-            environ=environment.key_variables(stand_in.without(os.environ) if stand_in.present() else os.environ),
+            environ=environment.key_variables(environ),
+            variables=environment.comparable(environ),
             place=dict(self._place),
             forked_from=forked_from,
             image=reaper.image(os.getpid()),
@@ -335,6 +352,7 @@ class Attached:
     def _after_fork(self) -> None:
         self.recorder.after_fork()
         self.meeting.after_fork()
+        self.meter.forget()
         self._settings, self._called, self._last = {}, {}, ""
         self._inherited = self._count()
         if self.guard is not None:
@@ -366,6 +384,7 @@ class Attached:
             if self.guard is not None and how == "exit":
                 self.guard.at_rest()
             self._tell_sources()
+            self._try("what its start cost", self.meter.tell)
         counters = {name: count - self._inherited.get(name, 0) for name, count in self._count().items()}
         checks = recorder.checks()
         recorder.emit(

@@ -19,10 +19,11 @@ from flexwarm.target import DeviceProfile
 
 
 @click.command("fingerprint")
+@click.argument("bucket", required=False, metavar="[BUCKET]")
 @click.option(
     "--diff",
     metavar="BUCKET",
-    help="Name what differs from BUCKET (a digest, its first digits, or a path); exit 1 if that selects another bucket.",
+    help="Name what is not as in BUCKET (a digest, its first digits, or a path); exit 1 if that selects another bucket.",
 )
 @click.option(
     "--profile",
@@ -41,21 +42,24 @@ from flexwarm.target import DeviceProfile
     help="Where --profile writes; standard output by default.",
 )
 @common_options
-def command(session: Session, diff: str | None, device: int | None, output: Path | None) -> int:
+def command(session: Session, bucket: str | None, diff: str | None, device: int | None, output: Path | None) -> int:
     """Print what compiled kernels depend on here: torch, Triton, Python, the CPU, the GPUs, variables.
 
-    The first part selects the bucket; the second is recorded, to explain a miss.
+    The first part selects the bucket; the second is recorded, to explain a miss. With BUCKET, what it was built for, which
+    needs no torch here: flexwarm fingerprint A --diff B names what differs between two buckets.
     """
     environ = dict(os.environ)
     if output is not None and device is None:
         raise UsageError("-o is where --profile writes, which is not asked for", "flexwarm fingerprint --profile -o FILE")
     if diff is not None and device is not None:
         raise UsageError("--diff and --profile do not go together", "ask for one of the two")
+    if bucket is not None and device is not None:
+        raise UsageError("--profile is of a GPU of this machine, and not of a bucket", "leave BUCKET out")
     store = Store.open(session.store or default_root(environ), create=False, trust_shared=session.trust_shared)
     if device is not None:
         write_profile(op.profile(environ, store=store, device=device), output)
         return ExitCode.OK
-    result = op.run(environ, store=store, diff=diff)
+    result = op.run(environ, store=store, diff=diff, of=bucket)
     code = ExitCode.OK if result.same_bucket else ExitCode.NOT_WARM
     if session.json:
         session.emit_json(render.to_json(result, code))

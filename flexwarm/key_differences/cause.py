@@ -27,6 +27,8 @@ class CauseKind(StrEnum):
     CONSTANT = "constant"
     INPUTS = "inputs"
     KERNEL = "kernel"
+    LINE = "line"
+    SPECIALIZATION = "specialization"
     GRADIENT = "gradient"
     AUTOCAST = "autocast"
     GRAPH = "graph"
@@ -71,6 +73,6 @@ class Cause:
         if self.old.startswith("content ") or self.new.startswith("content "):
             said = "has {new}, and {old}"
         verb, _, rest = said.partition(" ")
-        if self.subject.startswith("inputs ") or self.subject.endswith(" more"):
+        if self.subject.startswith(("inputs ", "arguments ")) or self.subject.endswith(" more"):
             verb = _PLURAL[verb]
         return f"{self.subject} {verb} {rest.format(old=self.old, new=self.new)} when this was built"

@@ -24,6 +24,7 @@ class Changes:
         inputs: there are more or fewer inputs.
         gradient: gradients are needed of other things.
         training: the graph is one for another purpose.
+        captured: ``mask`` or ``score`` -> how many more tensors that function captures.
     """
 
     torch: bool = False
@@ -34,6 +35,7 @@ class Changes:
     inputs: bool = False
     gradient: bool = False
     training: bool = False
+    captured: dict[str, int] = field(default_factory=dict)
 
     @property
     def reach_code(self) -> bool:

@@ -8,7 +8,7 @@ from itertools import islice, zip_longest
 
 from flexwarm.key_differences.pairs import pairs, part, same
 from flexwarm.key_differences.tensors import Tensor, read
-from flexwarm.key_parts import GRAPH, Group, Key, Part
+from flexwarm.key_parts import GRAPH, KERNEL, Group, Key, Part
 
 #: What differs in a group's parts counts this much each, and at most this much together.
 _WEIGHTS = {
@@ -28,6 +28,8 @@ _PART_WEIGHTS = {
     "torch_version": 4.0,
     "system_info[hash]": 0.0,
     "gm": 0.0,
+    "source": 10.0,
+    "line": 0.25,
 }
 #: Of the code of a graph: other numbers or devices in the same code, and other code, by how much of it is other.
 _ROOT_WEIGHTS = (0.75, 10.0, 60.0)
@@ -46,13 +48,15 @@ _DIGITLESS = str.maketrans("", "", "0123456789")
 def nearest(wanted: Key, known: Iterable[Key], prefer: Set[str] = frozenset()) -> Key | None:
     """The key of the same layer that has least apart from the one that is wanted; of these, one of ``prefer``, then the first.
 
-    The graph counts most, so that the same code with other shapes, settings or another device is nearer than other code.
+    The graph counts most, so that the same code with other shapes, settings or another device is nearer than other code. A
+    Triton kernel is held against those of its name alone.
     """
     distances = _Distances(wanted)
     best: Key | None = None
     least = (math.inf, True)
+    kernel = part(wanted, "", KERNEL)
     for key in known:
-        if key.layer != wanted.layer:
+        if key.layer != wanted.layer or part(key, "", KERNEL) != kernel:
             continue
         rank = (distances.of(key, least[0]), key.key not in prefer)
         if rank < least:

@@ -44,6 +44,8 @@ def graph(differences: Differences, changes: Changes) -> list[Cause]:
         first, second = (read(one.text, without_casts=bool(changes.dtypes)) for one in (pair.old, pair.new))
         told = told or first.statements != second.statements
         kind = place(pair.name)
+        if kind is not CauseKind.GRAPH:
+            changes.captured.setdefault(kind.value, second.parameters - first.parameters)
         causes = _causes(first, second, kind, changes, root=pair.name == GRAPH, inside=_inside(found))
         if not any(cause.kind is kind for cause in found):
             found += causes

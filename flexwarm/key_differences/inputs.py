@@ -11,10 +11,13 @@ from flexwarm.key_differences.cause import UNSET, Cause, CauseKind
 from flexwarm.key_differences.changes import Changes
 from flexwarm.key_differences.code import tables
 from flexwarm.key_differences.devices import moved
+from flexwarm.key_differences.names import input_names
 from flexwarm.key_differences.pairs import Differences, Pair, bare
 from flexwarm.key_differences.tensors import SYMBOL, Input, Number, Sizes, Tensor, read
 from flexwarm.key_parts import Key, Part
 
+#: What is said to differ where one graph has more inputs.
+INPUT_COUNT = "the number of inputs"
 #: Fields of a tensor that follow from its sizes and its dtype.
 _SIZED = {"storage_bytes", "memory_format", "storage_offset"}
 
@@ -26,11 +29,13 @@ class _Inputs:
     Attributes:
         numbers: sizes and numbers that are passed.
         tensors: the other inputs.
+        labels: of those, their names, or their numbers.
         tables: positions of the tables of a block mask among all inputs.
     """
 
     numbers: list[Number]
     tensors: list[tuple[Part, Input]]
+    labels: list[str]
     tables: set[int]
 
     @classmethod
@@ -39,7 +44,14 @@ class _Inputs:
         parts = sorted(group.parts.values(), key=_position) if group else []
         found = [(part, read(part.text)) for part in parts]
         numbers = [seen for _, seen in found if isinstance(seen, Number)]
-        return cls(numbers, [(part, seen) for part, seen in found if not isinstance(seen, Number)], tables(key))
+        names = input_names(key, len(parts))
+        tensors: list[tuple[Part, Input]] = []
+        labels: list[str] = []
+        for (part, seen), name in zip(found, names, strict=True):
+            if not isinstance(seen, Number):
+                labels.append(str(len(labels)) if name.isdecimal() else name)
+                tensors.append((part, seen))
+        return cls(numbers, tensors, labels, tables(key))
 
     @property
     def size(self) -> str:
@@ -63,12 +75,12 @@ class _Row:
     """A tensor that differs.
 
     Attributes:
-        number: among the tensors.
+        label: its name, or its number among the tensors.
         table: it is one of a block mask.
         plain: both with symbols that can be compared.
     """
 
-    number: int
+    label: str
     table: bool
     old: Tensor
     new: Tensor
@@ -129,12 +141,13 @@ def _counts(old: _Inputs, new: _Inputs, changes: Changes) -> list[Cause]:
     if old.size != new.size:
         changes.dynamic = True
         found.append(Cause(CauseKind.DYNAMIC, "the graph", old.size, new.size))
-    found.append(Cause(CauseKind.INPUTS, "the number of inputs", str(len(old.tensors)), str(len(new.tensors))))
+    found.append(Cause(CauseKind.INPUTS, INPUT_COUNT, str(len(old.tensors)), str(len(new.tensors))))
     device = moved(*([seen.device for _, seen in side.tensors if isinstance(seen, Tensor)] for side in (old, new)))
     if device:
         changes.devices[device[0]] = device[1]
-        numbers = [at for at, (_, seen) in enumerate(new.tensors) if isinstance(seen, Tensor) and seen.device == device[1]]
-        found.append(Cause(CauseKind.DEVICE, _named(numbers), *device))
+        pairs = zip(new.labels, new.tensors, strict=True)
+        labels = [label for label, (_, seen) in pairs if isinstance(seen, Tensor) and seen.device == device[1]]
+        found.append(Cause(CauseKind.DEVICE, _named(labels), *device))
     return found
 
 
@@ -142,24 +155,24 @@ def _rows(old: _Inputs, new: _Inputs) -> tuple[list[_Row], list[Cause]]:
     """The tensors that differ, and causes for the inputs that cannot be read."""
     rows, unread = [], []
     names = old.renamed(), new.renamed()
-    for number, ((part, first), (other, second)) in enumerate(zip(old.tensors, new.tensors, strict=True)):
+    for label, (part, first), (other, second) in zip(new.labels, old.tensors, new.tensors, strict=True):
         if part.digest == other.digest:
             continue
         if isinstance(first, Tensor) and isinstance(second, Tensor):
             table = _position(part) in old.tables and _position(other) in new.tables
-            rows.append(_Row(number, table, first, second, (names[0](first), names[1](second))))
+            rows.append(_Row(label, table, first, second, (names[0](first), names[1](second))))
         else:
-            unread.append(Cause(CauseKind.OTHER, _named([number]), *Pair(part.name, part, other).texts))
+            unread.append(Cause(CauseKind.OTHER, _named([label]), *Pair(part.name, part, other).texts))
     return rows, unread
 
 
-def _named(numbers: Sequence[int]) -> str:
-    """``input 0``, ``inputs 0, 1 and 2`` or ``input 0 and 4 more``."""
-    if len(numbers) == 1:
-        return f"input {numbers[0]}"
-    if len(numbers) > 3:
-        return f"input {numbers[0]} and {len(numbers) - 1} more"
-    return f"inputs {', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
+def _named(labels: Sequence[str]) -> str:
+    """``input query``, ``inputs 0, 1 and 2`` or ``input x and 4 more``."""
+    if len(labels) == 1:
+        return f"input {labels[0]}"
+    if len(labels) > 3:
+        return f"input {labels[0]} and {len(labels) - 1} more"
+    return f"inputs {', '.join(labels[:-1])} and {labels[-1]}"
 
 
 def _alike(rows: Iterable[_Row], show: Callable[[Tensor], str]) -> list[tuple[str, tuple[str, str], _Row]]:
@@ -169,7 +182,7 @@ def _alike(rows: Iterable[_Row], show: Callable[[Tensor], str]) -> list[tuple[st
         texts = show(row.old), show(row.new)
         if texts[0] != texts[1]:
             found.setdefault(texts, []).append(row)
-    return [(_named([row.number for row in same]), texts, same[0]) for texts, same in found.items()]
+    return [(_named([row.label for row in same]), texts, same[0]) for texts, same in found.items()]
 
 
 def _dynamic(rows: Sequence[_Row], changes: Changes) -> list[Cause]:

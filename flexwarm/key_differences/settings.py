@@ -8,6 +8,7 @@ from itertools import zip_longest
 from flexwarm.key_differences.cause import UNSET, Cause, CauseKind
 from flexwarm.key_differences.changes import Changes
 from flexwarm.key_differences.devices import move
+from flexwarm.key_differences.names import SOURCES, source
 from flexwarm.key_differences.pairs import Differences, Pair, items, shortened, switch
 
 _CONFIGURATIONS = ("autograd_config", "inductor_config", "inductor_config_comms")
@@ -30,8 +31,6 @@ _SPOKEN = {
     "region_activation_memory_budget": "the memory budget of activations",
 }
 _IN_PLACE = "the list of inputs that stay in place"
-#: Which of the fields below says where the inputs come from.
-_SOURCES = 5
 #: The fields of what AOTAutograd was asked for, in the order in which torch has them.
 _AOT_FIELDS = (
     (CauseKind.INPUTS, "the number of parameters and buffers"),
@@ -47,6 +46,8 @@ _AOT_FIELDS = (
 def absent(differences: Differences, changes: Changes) -> list[Cause]:
     """All settings of one kind, that one of the keys lacks: they are not named one by one."""
     found = []
+    if differences.left.get("autograd_config"):
+        differences.take_one("", "autograd_config")  # what differs in it is named
     for group in _CONFIGURATIONS:
         sides = [key.groups.get(group) for key in (differences.old, differences.new)]
         if None in sides and len(differences.left.get(group, ())) > 1:
@@ -78,19 +79,13 @@ def _aot_config(pair: Pair) -> list[Cause]:
 
 def _aot_field(at: int, old: str, new: str) -> Cause:
     kind, subject = _AOT_FIELDS[at] if at < len(_AOT_FIELDS) else (CauseKind.SETTING, "aot_config")
-    if at == _SOURCES:
+    if at == SOURCES:
         sources = zip_longest(items(old.strip("[]")), items(new.strip("[]")), fillvalue=UNSET)
         number, (old, new) = next(((n, pair) for n, pair in enumerate(sources) if pair[0] != pair[1]), (0, (old, new)))
         subject = f"the source of input {number}"
-        if _source(old) != _source(new):
-            old, new = _source(old), _source(new)
+        if source(old) != source(new):
+            old, new = source(old), source(new)
     return Cause(kind, subject, *shortened(old, new))
-
-
-def _source(text: str) -> str:
-    """``block_mask.kv_indices`` of Dynamo's description of where an input comes from."""
-    names = re.findall(r"(?:local_name|global_name|member)='([^']*)'", text)
-    return ".".join(names) or text
 
 
 def kernels(differences: Differences, changes: Changes) -> list[Cause]:

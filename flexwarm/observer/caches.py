@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from flexwarm.events import Answer, Layer, Lookup, Phase
-from flexwarm.observer import key_details
+from flexwarm.observer import key_details, recompiles
 from flexwarm.observer.key_details import Asked
 from flexwarm.observer.recorder import Recorder
 from flexwarm.observer.torch_api import TorchApi, keys
@@ -67,6 +67,7 @@ def watch_fx(api: TorchApi, recorder: Recorder) -> None:
         else:
             if asked is not None and asked.key == key:
                 key_details.tell(recorder, Layer.FX, asked)
+            recompiles.tell(recorder)
             say(recorder, Layer.FX, Answer.MISS, key, str(info.get("cache_status_detailed", "")))
             recorder.phase(Phase.COMPILE)
             recorder.stop_if_verifying()
@@ -138,6 +139,7 @@ def watch_aot(api: TorchApi, recorder: Recorder) -> None:
             _last.missed_above = True
             if asked is not None:
                 key_details.tell(recorder, Layer.AOT, asked)
+            recompiles.tell(recorder)
             say(recorder, Layer.AOT, Answer.MISS, _last.key)
         return result
 

@@ -12,9 +12,11 @@ from typing import Any
 
 from flexwarm.compiler_lines import classify, split
 from flexwarm.events import Answer, Layer
+from flexwarm.observer import key_details
 from flexwarm.observer.caches import say
 from flexwarm.observer.recorder import Recorder
-from flexwarm.observer.torch_api import TorchApi
+from flexwarm.observer.torch_api import TorchApi, triton_keys
+from flexwarm.observer.torch_api.triton_keys import Kernel
 from flexwarm.request import Tuning
 
 _EVENTS = ("subprocess.Popen", "os.posix_spawn", "os.exec", "os.system")
@@ -60,10 +62,22 @@ def watch_inductor(api: TorchApi, recorder: Recorder) -> None:
 
 
 def watch_triton(recorder: Recorder) -> None:
-    """Report Triton's own compiles and cache hits; a listener of the user's keeps its place."""
+    """Report Triton's own compiles and cache hits; a listener of the user's keeps its place.
+
+    A miss is told before the kernel is compiled, so that a verification compiles none; Triton's report of it comes after.
+    """
     from triton import knobs
 
     previous = knobs.compilation.listener
+    told: set[str] = set()
+
+    def on_miss(kernel: Kernel) -> None:
+        told.add(kernel.hash)
+        key_details.tell_kernel(recorder, kernel)
+        say(recorder, Layer.TRITON, Answer.MISS, kernel.hash, kernel.name)
+        recorder.compiled("triton", kernel.name)
+
+    triton_keys.watch(on_miss)
 
     def listener(**report: Any) -> None:
         if previous is not None:
@@ -72,6 +86,8 @@ def watch_triton(recorder: Recorder) -> None:
         name, key = str(metadata.get("name", "kernel")), str(metadata.get("hash", ""))
         if report.get("cache_hit"):
             say(recorder, Layer.TRITON, Answer.HIT, key, name)
+        elif key in told:
+            told.discard(key)
         else:
             say(recorder, Layer.TRITON, Answer.MISS, key, name)
             recorder.compiled("triton", name)

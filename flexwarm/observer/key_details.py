@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from flexwarm.events import KeyGroup, KeyMade, Layer
 from flexwarm.key_parts import GRAPH, Part
 from flexwarm.observer.recorder import Recorder
 from flexwarm.observer.torch_api import keys
+from flexwarm.observer.torch_api.triton_keys import Kernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,18 +26,27 @@ class Asked:
 
 def tell(recorder: Recorder, layer: Layer, asked: Asked) -> None:
     """Say what went into a key. Nobody decides by it, so what cannot be read is left out."""
-    if not asked.lines:
-        return
+    if asked.lines:
+        _tell(recorder, layer, asked.key, lambda: keys.parts(asked.lines, asked.graph))
+
+
+def tell_kernel(recorder: Recorder, kernel: Kernel) -> None:
+    """The same of a Triton kernel."""
+    if kernel.hash:
+        _tell(recorder, Layer.TRITON, kernel.hash, kernel.parts)
+
+
+def _tell(recorder: Recorder, layer: Layer, key: str, read: Callable[[], Sequence[Part]]) -> None:
     try:
-        parts = keys.parts(asked.lines, asked.graph)
-    except Exception:  # noqa: BLE001 - the user's graph, of which torch has made a key; the miss itself is told
+        parts = read()
+    except Exception:  # noqa: BLE001 - the user's graph or kernel, of which a key is made; the miss itself is told
         return
     groups: dict[str, list[Part]] = {}
     for part in parts:
         groups.setdefault(_group_of(part.name), []).append(part)
     digests = {name: _tell_group(recorder, members) for name, members in groups.items()}
     graph = recorder.graph_here()
-    recorder.emit(KeyMade(t=time.time(), job=recorder.job, layer=layer, key=asked.key, groups=digests, graph=graph))
+    recorder.emit(KeyMade(t=time.time(), job=recorder.job, layer=layer, key=key, groups=digests, graph=graph))
 
 
 def _tell_group(recorder: Recorder, parts: list[Part]) -> str:

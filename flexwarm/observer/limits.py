@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 import time
 from collections.abc import Mapping
@@ -76,19 +75,3 @@ def read_in_autograd(api: TorchApi, device: torch.device) -> tuple[str, dict[str
         return None
     kind = "autograd's thread" if threads.is_engines(ident) else "the thread"
     return f"{kind} of {device}", settings
-
-
-def watch_recompiles(api: TorchApi, recorder: Recorder) -> None:
-    """Report each function that Dynamo gives up compiling for having compiled it too often."""
-    exceeds = api.convert_frame.exceeds_recompile_limit
-
-    @functools.wraps(exceeds)
-    def reporting_exceeds(*args: Any, **kwargs: Any) -> Any:
-        exceeded, limit = exceeds(*args, **kwargs)
-        if exceeded:
-            value = getattr(api.dynamo_config, str(limit), "its value")
-            message = f"Dynamo compiles a function at most {value} times ({limit}) and now runs it as it is written"
-            recorder.emit(Hazard(t=time.time(), job=recorder.job, code=HazardCode.RECOMPILE_LIMIT, message=message))
-        return exceeded, limit
-
-    api.convert_frame.exceeds_recompile_limit = reporting_exceeds

@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,6 +62,8 @@ class Recorder:
         self.groups_told: set[str] = set()
         #: The device that the calling thread serves, where it has no seat; empty if that cannot be known.
         self.device_here: Callable[[], str] = lambda: ""
+        #: Around each first call of a job: what a start is measured by.
+        self.first_call: Callable[[], AbstractContextManager[None]] = nullcontext
         #: Dynamo's number of the graph that the calling thread compiles; empty if nobody follows that.
         self.graph_here: Callable[[], str] = lambda: ""
 

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Set
 from datetime import datetime, timezone
 
 from flexwarm import __version__, entries, environment, inventory, launch, locks, manifest
+from flexwarm.environment_difference import Surroundings
 from flexwarm.errors import ExitCode, UsageError
 from flexwarm.manifest import JobEntry, KeyEntry, Manifest
-from flexwarm.ops import explaining, publish
+from flexwarm.ops import explaining, publish, surroundings
 from flexwarm.ops.prepare import Prepared, foreign_cache, prepare, worker_components
 from flexwarm.ops.run import RunOptions, RunResult, Watcher, run_workers
 from flexwarm.record import JobRecord, Record
@@ -124,14 +125,17 @@ def _publish(
     """Write the manifest, unless the bucket's says all this already: a warm build changes nothing."""
     now = datetime.now(timezone.utc).isoformat(timespec="seconds")
     jobs = dict(known.jobs) if known else {}
+    found = {job.id: surroundings.of_job(prepared, job, record.jobs[job.id], environ) for job in prepared.plan.jobs}
     for job_record in record.jobs.values():
         if job_record.job.leader is None:
-            entry = _job_entry(prepared, job_record, record, jobs.get(job_record.job.share), environ, now, stored)
+            had = found[job_record.job.id]
+            entry = _job_entry(prepared, job_record, record, jobs.get(job_record.job.share), environ, now, stored, had)
             jobs[entry.share] = publish.keep_origin(jobs.get(entry.share), entry)
     configs = dict(known.configs) if known else {}
     configs.update(record.settings_of(job) for job in prepared.plan.jobs)
     if known is not None and not written and jobs == dict(known.jobs):
         return known
+    kept = surroundings.kept(known, jobs.values(), found.values())
     published = Manifest(
         fingerprint=prepared.bucket.digest,
         created_at=now,
@@ -139,6 +143,8 @@ def _publish(
         files=inventory.scan(prepared.bucket),
         jobs=jobs,
         configs={digest: config for digest, config in configs.items() if any(j.config_digest == digest for j in jobs.values())},
+        variables=kept.variables,
+        modes=kept.modes,
     )
     manifest.save(prepared.bucket, published)
     return published
@@ -152,6 +158,7 @@ def _job_entry(
     environ: Mapping[str, str],
     now: str,
     stored: Set[tuple[str, str]],
+    had: Surroundings,
 ) -> JobEntry:
     job = job_record.job
     worker = next(worker for worker in prepared.plan.workers if worker.rank == job.rank)
@@ -163,7 +170,7 @@ def _job_entry(
     keys = tuple(KeyEntry(layer=layer, key=key) for layer, key in sorted(asked & stored))
     env = environment.key_variables({**environ, **worker.env})
     hit_throughout = known is not None and not compiled and known.keys == keys
-    return JobEntry(
+    entry = JobEntry(
         share=job.share,
         workload=job.workload.name,
         detail={
@@ -180,6 +187,8 @@ def _job_entry(
         cold_seconds=job_record.first_seconds if compiled else (known.cold_seconds if known else None),
         built_at=known.built_at if known is not None and hit_throughout else now,
     )
+    # Of a job that hits throughout the manifest says how it was when it was compiled.
+    return surroundings.as_before(entry, known) if known is not None and hit_throughout else surroundings.named(entry, had)
 
 
 def _result(

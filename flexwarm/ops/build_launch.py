@@ -16,7 +16,7 @@ from flexwarm.key_parts import Key
 from flexwarm.launch_verdict import LaunchVerdict, judge_built_launch
 from flexwarm.manifest import JobEntry, KeyEntry, Manifest
 from flexwarm.observation import OnMiss
-from flexwarm.ops import explaining, joining, publish
+from flexwarm.ops import explaining, joining, publish, surroundings
 from flexwarm.ops.build import refuse_disabled_caches, refuse_foreign_cache
 from flexwarm.ops.launch_line import (
     LaunchOptions,
@@ -93,7 +93,7 @@ class _Build:
             self._watcher.notify("another build of a launch line is under way in this bucket: this one joins it")
             before = manifest.load(self._bucket)
             record, verdict = _run(self._prepared, self._options, self._environ, self._watcher, before)
-            part = _part(self._prepared, record, verdict)
+            part = _part(self._prepared, record, verdict, self._environ)
             explaining.keep(self._bucket, _made(record), self._watcher.notify)  # the builder forgets what it does not publish
             joining.leave(self._bucket, builder, self._id, part)
         # The builder's end, in which it has published what was left to it.
@@ -130,7 +130,7 @@ class _Build:
                         publish.require_marker(bucket, self._id)
                         if self._options.target is not None:
                             publish.drop_times(bucket)
-                        current = _publish(prepared, [_part(prepared, record, verdict), *parts], known, written)
+                        current = _publish(prepared, [_part(prepared, record, verdict, self._environ), *parts], known, written)
                         bucket.building.unlink()  # after any other end it stays, or what this build left is swept with it
                         explaining.keep(bucket, _made(record), notify, only=current)
             publish.keep_ledger(bucket, verdict.kind, verdict.exit_code, notify)
@@ -174,7 +174,7 @@ def _with_reasons(verdict: LaunchVerdict, more: Sequence[Reason], prepared: Prep
     return replace(verdict, kind=kind, exit_code=exit_code, reasons=reasons)
 
 
-def _part(prepared: PreparedLaunch, record: LaunchRecord, verdict: LaunchVerdict) -> joining.Part:
+def _part(prepared: PreparedLaunch, record: LaunchRecord, verdict: LaunchVerdict, environ: Mapping[str, str]) -> joining.Part:
     """What this build recorded; or why none of it may be published."""
     bad = [reason for reason in _every(verdict) if not publish.is_whole([reason])]
     if bad:
@@ -184,10 +184,19 @@ def _part(prepared: PreparedLaunch, record: LaunchRecord, verdict: LaunchVerdict
     merged: dict[str, JobEntry] = {}
     for program in record.judged:
         if program.keys:
-            entry = _entry(prepared, program, now, stored)
+            entry = surroundings.named(
+                _entry(prepared, program, now, stored), surroundings.of_program(prepared.machine, program, environ)
+            )
             merged[entry.share] = _merged(merged.get(entry.share), entry)
     settings = [program.settings for program in record.judged if program.settings is not None]
-    return joining.Part(entries=tuple(merged.values()), configs={x.config_digest: x.config for x in settings})
+    found = [surroundings.of_program(prepared.machine, program, environ) for program in record.judged]
+    kept = surroundings.kept(None, merged.values(), found)
+    return joining.Part(
+        entries=tuple(merged.values()),
+        configs={x.config_digest: x.config for x in settings},
+        variables=kept.variables,
+        modes=kept.modes,
+    )
 
 
 def _publish(prepared: PreparedLaunch, parts: Sequence[joining.Part], known: Manifest | None, written: bool) -> Manifest:
@@ -204,6 +213,7 @@ def _publish(prepared: PreparedLaunch, parts: Sequence[joining.Part], known: Man
     jobs = retired(jobs, prepared.digest, {entry.detail["program"] for part in parts for entry in part.entries})
     if known is not None and not written and jobs == dict(known.jobs):
         return known
+    kept = surroundings.kept(known, jobs.values(), parts=parts)
     published = Manifest(
         fingerprint=prepared.machine.bucket.digest,
         created_at=datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -211,6 +221,8 @@ def _publish(prepared: PreparedLaunch, parts: Sequence[joining.Part], known: Man
         files=inventory.scan(prepared.machine.bucket),
         jobs=jobs,
         configs={digest: config for digest, config in configs.items() if any(j.config_digest == digest for j in jobs.values())},
+        variables=kept.variables,
+        modes=kept.modes,
     )
     manifest.save(prepared.machine.bucket, published)
     return published
@@ -277,4 +289,6 @@ def _merged(known: JobEntry | None, entry: JobEntry) -> JobEntry:
         config_digest=entry.config_digest,
         cold_seconds=max(filter(None, (known.cold_seconds, entry.cold_seconds)), default=None),
         built_at=entry.built_at,
+        variables_digest=entry.variables_digest,
+        modes_digest=entry.modes_digest,
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from flexwarm import environment
+from flexwarm.environment import Effect
 from flexwarm.errors import FlexwarmError
 from flexwarm.files import file_digest
 from flexwarm.fingerprint import Fingerprint, differences
@@ -50,11 +51,23 @@ def differences_since_build(
     return reasons
 
 
-def nearest_built(job: Job, known: Manifest) -> str:
-    """What the job in the bucket that is the most like one that was never built has otherwise; empty if there is none.
+#: What to do where a device's index is all that is in the way.
+SEE_ONE_DEVICE = "let each rank see its own device alone, which is then cuda:0 (CUDA_VISIBLE_DEVICES, isolate = true in a role)"
+
+
+def never_built(job: Job, known: Manifest) -> Reason:
+    """A job that no build recorded, with what the most similar one that is there has otherwise.
 
     The names are those of the spec. Jobs of launch lines are not like one of a spec.
     """
+    message = f"{job.workload.name} on {job.device} was never built in this bucket"
+    names, nearest = _nearest_built(job, known)
+    hint = f"flexwarm build with all devices; or {SEE_ONE_DEVICE}" if names == ["device"] else "flexwarm build"
+    return Reason(code=Code.NOT_BUILT, message=f"{message}; {nearest}" if nearest else message, hint=hint)
+
+
+def _nearest_built(job: Job, known: Manifest) -> tuple[list[str], str]:
+    """What differs from the most similar job, and that in words; nothing if there is none."""
     wanted = _in_spec({"device": job.device, **job.workload.subject()})
     found = []
     for entry in known.jobs.values():
@@ -63,11 +76,11 @@ def nearest_built(job: Job, known: Manifest) -> str:
             names = [name for name in {**wanted, **built} if wanted.get(name) != built.get(name)]
             found.append((len(names), entry.workload != job.workload.name, entry.workload, names, built))
     if not found:
-        return ""
+        return [], ""
     _, _, workload, names, built = min(found, key=lambda one: one[:3])
     told = [f"{name} {_value(built.get(name))} where this has {_value(wanted.get(name))}" for name in names[:3]]
     told += [f"{len(names) - 3} more differences"] if len(names) > 3 else []
-    return f"the nearest that was, {workload}, has {' and '.join(told)}" if told else ""
+    return names, f"the nearest that was, {workload}, has {' and '.join(told)}" if told else ""
 
 
 def _in_spec(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -100,7 +113,8 @@ def variables_since_build(entry: JobEntry, now: Mapping[str, str]) -> list[Reaso
     return [
         Reason(
             code=Code.ENV_CHANGED,
-            message=f"{name} was {_shown(entry.env.get(name))} when this was built and is {_shown(now.get(name))} now",
+            message=f"{name} was {_shown(entry.env.get(name))} when this was built and is {_shown(now.get(name))} now"
+            + (", which enters no key and can change code" if environment.effect(name) is Effect.CODE else ""),
             hint=f"build with {name} as the launch has it",
         )
         for name in sorted(now.keys() | entry.env.keys())

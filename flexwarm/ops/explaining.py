@@ -9,7 +9,7 @@ from flexwarm.errors import StoreError
 from flexwarm.events import Layer
 from flexwarm.evidence import LAYER_NAMES
 from flexwarm.explanation import Explained, explain
-from flexwarm.key_differences import CauseKind
+from flexwarm.key_differences import Cause, CauseKind
 from flexwarm.key_parts import Key
 from flexwarm.manifest import Manifest
 from flexwarm.reasons import Code, Reason
@@ -31,7 +31,7 @@ def keep(bucket: Bucket, keys: Iterable[Key], notify: Notify, *, only: Manifest 
     try:
         key_store.append(bucket, keys)
         if only is not None:
-            key_store.keep_only(bucket, {(key.layer, key.key) for job in only.jobs.values() for key in job.keys})
+            key_store.keep_only(bucket, only.keys)
     except StoreError as error:
         notify(f"what went into the keys is not kept, so a later miss is not explained: {error.message}")
 
@@ -50,7 +50,7 @@ def explain_misses(
         missed: by job.
         own: by job, the keys of its last build: of two that are equally near, one of these.
     """
-    listed = {(key.layer, key.key) for job in known.jobs.values() for key in job.keys} if known is not None else set()
+    listed = known.keys if known is not None else frozenset()
     wanted = {job: [key for key in keys if (key.layer, key.key) not in listed] for job, keys in missed.items()}
     if not any(wanted.values()):
         return {}
@@ -75,10 +75,10 @@ def reasons(explained: Sequence[Explained], build: str = "flexwarm build") -> li
         build: how to build, for the hint.
     """
     layers: dict[str, list[str]] = {}
-    for one in explained:
+    for one in sorted(explained, key=lambda one: list(Layer).index(Layer(one.layer))):
         for cause in one.causes:
             name = LAYER_NAMES[Layer(one.layer)]
-            told = layers.setdefault(str(cause), [])
+            told = layers.setdefault(_as_above(cause, explained), [])
             if name not in told:
                 told.append(name)
     found = [
@@ -90,6 +90,15 @@ def reasons(explained: Sequence[Explained], build: str = "flexwarm build") -> li
         return found
     message = f"{more} more parts of the keys are not as they were"
     return [*found[:_TOLD], Reason(code=Code.KEY_CHANGED, message=message, hint="flexwarm explain shows all")]
+
+
+def _as_above(cause: Cause, explained: Sequence[Explained]) -> str:
+    """A cause as a sentence. AOTAutograd knows the names of inputs, which to Inductor are numbers: the same change is one."""
+    change = (cause.kind, cause.old, cause.new)
+    if cause.subject.startswith(("input ", "inputs ")):
+        named = (x for one in explained if one.layer == Layer.AOT for x in one.causes if (x.kind, x.old, x.new) == change)
+        cause = next((x for x in named if x.subject.startswith(("input ", "inputs "))), cause)
+    return str(cause)
 
 
 def unless_explained(differences: Sequence[Reason], explained: Sequence[Explained]) -> list[Reason]:

@@ -25,12 +25,14 @@ class FingerprintResult:
     """What was found.
 
     Attributes:
-        fingerprint: of this machine, now.
+        fingerprint: of this machine, now; or of the bucket that was named.
         old: the one that it was compared with, or None.
+        here: ``fingerprint`` is this machine's.
     """
 
     fingerprint: Fingerprint
     old: Fingerprint | None = None
+    here: bool = True
 
     @property
     def changes(self) -> tuple[Change, ...] | None:
@@ -43,12 +45,17 @@ class FingerprintResult:
         return not any(change.selects for change in self.changes or ())
 
 
-def run(environ: Mapping[str, str], *, store: Store | None, diff: str | None = None) -> FingerprintResult:
-    """This machine's fingerprint, and with ``diff`` the one to compare it with.
+def run(
+    environ: Mapping[str, str], *, store: Store | None, diff: str | None = None, of: str | None = None
+) -> FingerprintResult:
+    """This machine's fingerprint, or that of a bucket; and with ``diff`` the one to compare it with.
+
+    Of a bucket both sides are files, so there need be no torch here.
 
     Args:
         environ: the environment that the training would run in.
         store: where buckets are looked for.
+        of: a bucket, named as ``diff`` is; None for this machine.
         diff: a bucket's digest, a beginning of it that no other has, or the path of a bucket or of a ``fingerprint.json``.
 
     Raises:
@@ -56,8 +63,11 @@ def run(environ: Mapping[str, str], *, store: Store | None, diff: str | None = N
         CorruptError: it holds something that is not a fingerprint.
         UnsupportedError: the toolchain is not one that flexwarm knows.
     """
-    toolchain.require_supported()
+    if of is None:
+        toolchain.require_supported()
     old = read(find(diff, store)) if diff is not None else None
+    if of is not None:
+        return FingerprintResult(fingerprint=read(find(of, store)), old=old, here=False)
     return FingerprintResult(fingerprint=toolchain.fingerprint(environ, store=store), old=old)
 
 

@@ -28,7 +28,7 @@ from flexwarm.store import Bucket
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What one build recorded: its entries, and Inductor's settings that they name.
+    """What one build recorded: its entries; and the settings and variables that they name, each by its digest.
 
     Attributes:
         failed: why nothing of it may be published; empty if it may.
@@ -36,6 +36,8 @@ class Part:
 
     entries: tuple[JobEntry, ...] = ()
     configs: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    variables: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    modes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     failed: str = ""
 
 
@@ -77,6 +79,8 @@ def collect(bucket: Bucket, builder: str) -> tuple[list[Part], list[Reason]]:
                 part = Part(
                     entries=tuple(job_from_json(entry) for entry in data["entries"]),
                     configs=data["configs"],
+                    variables=data.get("variables", {}),
+                    modes=data.get("modes", {}),
                     failed=data["failed"],
                 )
                 parts.append(part)

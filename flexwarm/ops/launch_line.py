@@ -15,6 +15,7 @@ from typing import IO, Any
 from flexwarm import __version__, commandline, launch, nodes, toolchain
 from flexwarm.command import Conditions, run_command
 from flexwarm.commandline import LaunchLine
+from flexwarm.environment_difference import Compare
 from flexwarm.errors import StoreError, UsageError
 from flexwarm.events import Event
 from flexwarm.explanation import Explained
@@ -22,8 +23,8 @@ from flexwarm.launch_verdict import Expectation, LaunchVerdict
 from flexwarm.manifest import JobEntry, Manifest
 from flexwarm.nodes import NodeFacts
 from flexwarm.observation import VARIABLE, Observation, OnMiss
-from flexwarm.ops import explaining, publish
-from flexwarm.ops.differences import settings_difference, variables_since_build
+from flexwarm.ops import explaining, publish, surroundings
+from flexwarm.ops.differences import SEE_ONE_DEVICE, settings_difference, variables_since_build
 from flexwarm.ops.prepare import PACKAGE, Machine, find_machine
 from flexwarm.ops.run import run_directory
 from flexwarm.plan import COMPILE_THREADS, bucket_environment
@@ -112,6 +113,7 @@ class LaunchResult:
         tuning: as :attr:`LaunchOptions.tuning`.
         expected_ranks: how many ranks had to report, if that was known before.
         explained: process -> the keys that it missed, with what they are nearest to.
+        environment: of a verification, what of it is not as it was at the build.
     """
 
     verdict: LaunchVerdict
@@ -130,6 +132,7 @@ class LaunchResult:
     built_for: Sequence[Mapping[str, Any]] = ()
     tuning: Tuning = Tuning.MISS
     explained: Mapping[str, Sequence[Explained]] = field(default_factory=dict)
+    environment: Sequence[Compare] = ()
 
 
 def prepare_launch(options: LaunchOptions, environ: Mapping[str, str], *, create: bool) -> PreparedLaunch:
@@ -213,6 +216,7 @@ def _facts(prepared: PreparedLaunch, known: Manifest | None) -> NodeFacts:
         store=str(machine.store.root),
         bucket=machine.bucket.digest,
         components=dict(machine.fingerprint.select),
+        explain=dict(machine.fingerprint.explain),
         built=known is not None,
         keys=len(listed),
         keys_digest=nodes.digest_of_keys(listed),
@@ -336,6 +340,19 @@ def why_missed(
     return found
 
 
+def environment_of(
+    prepared: PreparedLaunch, known: Manifest | None, record: LaunchRecord | None, environ: Mapping[str, str]
+) -> tuple[Compare, ...]:
+    """What of the environment and the settings is not as it was at the build."""
+    had = known if known is not None else surroundings.manifest_of(prepared.machine.bucket)
+    entries = list(had.jobs.values()) if had is not None else []
+    builds = _builds_of(prepared, entries)
+    if record is not None:
+        nearest = {x.process: builds.get(x.identity) or _nearest(entries, x) for x in record.judged}
+        builds = {process: entry for process, entry in nearest.items() if entry is not None}
+    return surroundings.of_launch(prepared.machine, had, record, builds or {x.share: x for x in entries}, environ)
+
+
 def _other_devices(entries: Sequence[JobEntry], program: ProgramRecord) -> list[Reason]:
     """A CUDA device for which nothing was built: its index is in every key."""
     built = {device for entry in entries for device in (*entry.detail.get("devices", ()), entry.detail.get("device")) if device}
@@ -343,8 +360,7 @@ def _other_devices(entries: Sequence[JobEntry], program: ProgramRecord) -> list[
         Reason(
             code=Code.DEVICE_CHANGED,
             message=f"it calls on {device}, and what was built is for {', '.join(sorted(built))}: the index is in the key",
-            hint="build with all devices; or let each rank see its own device alone, which is then cuda:0 "
-            "(CUDA_VISIBLE_DEVICES, isolate = true in a role)",
+            hint=f"build with all devices; or {SEE_ONE_DEVICE}",
         )
         for device in sorted(program.devices - built)
         if built
@@ -413,6 +429,7 @@ def result_of(
     *,
     published: bool = False,
     explained: Mapping[str, Sequence[Explained]] | None = None,
+    environment: Sequence[Compare] = (),
 ) -> LaunchResult:
     """Put together what an operation came to; ``began``: when, by ``time.perf_counter``."""
     bucket = prepared.machine.bucket
@@ -433,4 +450,5 @@ def result_of(
         built_for=publish.origins(known),
         tuning=options.tuning,
         explained=explained or {},
+        environment=environment,
     )

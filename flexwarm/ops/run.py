@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from flexwarm import launch, locks
+from flexwarm.environment_difference import Compare
 from flexwarm.errors import StoreError, UnsupportedError
 from flexwarm.events import Event
 from flexwarm.explanation import Explained
@@ -100,6 +101,7 @@ class RunResult:
         built_for: of the bucket's jobs that were built without their GPU: which, where, by whom and from what.
         notes: what is to be known beside the reasons.
         explained: job id -> the keys that it missed, with what they are nearest to.
+        environment: of a verification, what of it is not as it was at the build.
     """
 
     verdict: Verdict
@@ -121,6 +123,7 @@ class RunResult:
     built_for: Sequence[Mapping[str, Any]] = ()
     notes: Sequence[str] = ()
     explained: Mapping[str, Sequence[Explained]] = field(default_factory=dict)
+    environment: Sequence[Compare] = ()
 
 
 def run_workers(

@@ -11,8 +11,8 @@ from flexwarm.errors import CorruptError, ExitCode, StoreError
 from flexwarm.explanation import Explained
 from flexwarm.inventory import Fault, FaultKind
 from flexwarm.manifest import JobEntry, Manifest
-from flexwarm.ops import before_launch, explaining, publish
-from flexwarm.ops.differences import changes_since_proof, differences_since_build, nearest_built, no_bucket
+from flexwarm.ops import before_launch, explaining, publish, surroundings
+from flexwarm.ops.differences import changes_since_proof, differences_since_build, never_built, no_bucket
 from flexwarm.ops.drill import DrillResult, DrillState, drill_plan, run_drill, wanted_state
 from flexwarm.ops.prepare import (
     DRILL,
@@ -58,6 +58,8 @@ def verify(options: RunOptions, environ: Mapping[str, str], watcher: Watcher, *,
     )
     decided = _decide(prepared, options, environ, watcher, fast=fast)
     known = decided.known
+    had = known if known is not None else surroundings.manifest_of(prepared.bucket)
+    matches = {job.id: _match(job, had) for job in prepared.plan.jobs} if had is not None else {}
     cold = {job.id: _cold_seconds(known, job) for job in prepared.plan.jobs}
     return RunResult(
         verdict=decided.verdict,
@@ -78,6 +80,7 @@ def verify(options: RunOptions, environ: Mapping[str, str], watcher: Watcher, *,
         drill=decided.drill,
         notes=decided.notes,
         explained=decided.explained,
+        environment=surroundings.of_spec(prepared, had, matches, decided.record, environ),
     )
 
 
@@ -313,11 +316,7 @@ def _only_jobs(plan: Plan, wanted: Sequence[str]) -> Plan:
 
 
 def _not_built(job: Job, known: Manifest) -> JobVerdict:
-    message = f"{job.workload.name} on {job.device} was never built in this bucket"
-    if nearest := nearest_built(job, known):
-        message = f"{message}; {nearest}"
-    reason = Reason(code=Code.NOT_BUILT, message=message, hint="flexwarm build")
-    return JobVerdict(job=job, outcome=Outcome.NOT_RUN, reasons=(reason,), record=None)
+    return JobVerdict(job=job, outcome=Outcome.NOT_RUN, reasons=(never_built(job, known),), record=None)
 
 
 def _none_run(plan: Plan, reasons: Sequence[Reason], outcome: Outcome) -> Verdict:

@@ -20,6 +20,7 @@ from flexwarm.ops.launch_line import (
     LaunchResult,
     LaunchWatcher,
     PreparedLaunch,
+    environment_of,
     expectation,
     explain_misses,
     observe,
@@ -44,7 +45,8 @@ def verify_launch(options: LaunchOptions, environ: Mapping[str, str], watcher: L
     began = time.perf_counter()
     prepared = prepare_launch(options, environ, create=False)
     verdict, record, known, explained = _decide(prepared, options, environ, watcher)
-    return result_of(prepared, options, verdict, record, known, began, explained=explained)
+    compares = environment_of(prepared, known, record, environ)
+    return result_of(prepared, options, verdict, record, known, began, explained=explained, environment=compares)
 
 
 def _decide(

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from flexwarm.events import Layer
-from flexwarm.evidence import LAYER_NAMES, short
+from flexwarm.evidence import LAYER_NAMES, MISSES, short
 from flexwarm.explanation import Explained
 from flexwarm.ops.launch_line import LaunchResult
 from flexwarm.ops.run import RunResult
 from flexwarm.reasons import Code, Kind, Reason
+from flexwarm.render.costs import cost_lines
+from flexwarm.render.environment import environment_lines
 from flexwarm.render.run import VERDICT_STYLES
 
-_MISSES = (Code.AOT_MISS, Code.FX_MISS)
+_MISSES = tuple(MISSES.values())
 #: Characters of each side of a difference, and of these before it begins; -vv shows all that is kept.
 _SIDE, _BEFORE = 100, 40
 
@@ -36,6 +38,10 @@ def print_explained(result: RunResult | LaunchResult, *, verbosity: int) -> None
         line(Text.assemble((reason.code.value, "yellow"), f": {reason.message}"))
     for note in (result.notes if isinstance(result, RunResult) else result.verdict.notes) if verbosity >= 0 else ():
         line(Text.assemble(("note", "cyan"), f": {note}"))
+    for changed in environment_lines(result, verbosity) if verbosity >= 0 else ():
+        line(changed)
+    for cost in cost_lines(result, verbosity) if verbosity >= 0 else ():
+        line(cost)
     kind = result.verdict.kind
     nothing = "" if kind is not Kind.WARM else " (everything hits, so there is nothing to explain)"
     line(Text.assemble("verdict: ", (kind.value, VERDICT_STYLES[kind]), nothing))

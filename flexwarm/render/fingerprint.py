@@ -21,7 +21,9 @@ def to_json(result: FingerprintResult, code: ExitCode) -> dict[str, Any]:
         "bucket": result.fingerprint.digest,
         "fingerprint": result.fingerprint.to_json(),
     }
-    if result.changes is not None:
+    payload["here"] = result.here
+    if result.changes is not None and result.old is not None:
+        payload["diff"] = result.old.digest
         payload["changes"] = canonical.plain(result.changes)
     return payload
 
@@ -36,12 +38,15 @@ def human(result: FingerprintResult, out: TextIO, *, terminal: bool) -> None:
         ]
     else:
         changes = result.changes or ()
-        head = [f"here    {result.fingerprint.digest}", f"bucket  {result.old.digest}"]
+        # Two buckets are named in the order in which their values stand below.
+        here, there = ("here", "bucket") if result.here else ("to", "from")
+        head = [f"{here:<6}  {result.fingerprint.digest}", f"{there:<6}  {result.old.digest}"]
+        head = head if result.here else head[::-1]
         if not changes:
             head.append("nothing differs")
         groups = [
             (
-                f"{title} (bucket -> here)",
+                f"{title} ({there} -> {here})",
                 [(c.component, f"{_shown(c.old)} -> {_shown(c.new)}") for c in changes if c.selects is selects],
             )
             for title, selects in ((_SELECTS, True), (_EXPLAINS, False))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from flexwarm import nodes
 from flexwarm.calls import CompiledCall
 from flexwarm.canonical import plain
 from flexwarm.commandline import title
@@ -15,6 +16,7 @@ from flexwarm.launch_verdict import ProgramVerdict
 from flexwarm.ops.launch_line import LaunchResult
 from flexwarm.programs import GraphRecord, LaunchRecord, ProgramRecord, SeenCompiler
 from flexwarm.reasons import Code, Reason, is_hazard
+from flexwarm.render.costs import cost_lines, costs_json
 from flexwarm.render.run import TUNING_LEFT, VERDICT_STYLES, origin_notes, outcome_style, tuned_json
 from flexwarm.render.text import duration, size
 from flexwarm.request import Guard
@@ -56,6 +58,7 @@ def launch_json(result: LaunchResult, exit_code: int) -> dict[str, Any]:
         "target": result.target,
         "built_for": list(result.built_for),
         "hazards": list(_hazards_json(result)),
+        "environment": [compare.to_json() for compare in result.environment],
         "compiles": _compiles(result),
         "hits": _hits(result),
         "compile_seconds": round(_compile_seconds(result), 3),
@@ -64,6 +67,7 @@ def launch_json(result: LaunchResult, exit_code: int) -> dict[str, Any]:
 
 def _nodes_json(record: LaunchRecord) -> list[dict[str, Any]]:
     """What the nodes told each other; empty where there is one, or where they could not."""
+    differing = nodes.changes(record.nodes)
     return [
         {
             "host": facts.host,
@@ -73,6 +77,7 @@ def _nodes_json(record: LaunchRecord) -> list[dict[str, Any]]:
             "built": facts.built,
             "keys": facts.keys,
             "missed": record.missed_elsewhere.get(node),
+            "changes": plain(differing.get(node, ())),
         }
         for node, facts in sorted(record.nodes.items(), key=lambda item: (item[1].host, item[1].store, item[0]))
     ]
@@ -115,6 +120,7 @@ def _job_json(verdict: ProgramVerdict, explained: Mapping[str, Sequence[Explaine
         "checks": dict(summary.checks) if summary else {},
         "reasons": [plain(reason) for reason in verdict.reasons],
         "compile_seconds": round(record.seconds, 3),
+        "costs": costs_json(record.costs),
         "misses": [one.to_json() for one in explained.get(record.process, ())],
         "untuned": sorted({event.kernel for event in record.untuned}),
         "tuned": tuned_json(record.tuned),
@@ -208,6 +214,8 @@ def print_launch(result: LaunchResult, *, verbosity: int, to_stderr: bool = Fals
             line(f"{owner}: and {len(reasons) - len(shown)} more reasons (-v shows them)")
     for note in (*result.verdict.notes, *origin_notes(result)) if verbosity >= 0 else ():
         line(Text.assemble(("note", "cyan"), f": {note}"))
+    for cost in cost_lines(result, verbosity) if verbosity >= 0 else ():
+        line(cost)
     kind = result.verdict.kind
     line(Text.assemble("verdict: ", (kind.value, VERDICT_STYLES[kind]), _summary(result)))
     for hint in _hints(result) if verbosity >= 0 else ():

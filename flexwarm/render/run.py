@@ -14,6 +14,7 @@ from flexwarm.ops.run import RunResult
 from flexwarm.plan import Lane, Plan
 from flexwarm.reasons import Code, Kind, Reason, is_hazard
 from flexwarm.record import Record
+from flexwarm.render.costs import cost_lines, costs_json
 from flexwarm.render.text import duration, size
 from flexwarm.request import Guard
 from flexwarm.verdict import JobVerdict, Outcome
@@ -41,6 +42,7 @@ def run_json(result: RunResult) -> dict[str, Any]:
         "built_for": list(result.built_for),
         "drill": _drill_json(result),
         "hazards": list(_hazards_json(result)),
+        "environment": [compare.to_json() for compare in result.environment],
         "workers": _workers_json(result),
     }
 
@@ -64,6 +66,7 @@ def _job_json(result: RunResult, verdict: JobVerdict) -> dict[str, Any]:
         "first_call_seconds": record.first_seconds if record else None,
     }
     if record is not None:
+        data["costs"] = costs_json(record.costs)
         data["misses"] = [one.to_json() for one in result.explained.get(job.id, ())]
         data["keys"] = [
             {"layer": x.layer.value, "key": x.key, "answer": x.answer.value, "reason": x.reason} for x in record.lookups
@@ -264,6 +267,8 @@ def print_run(result: RunResult, *, verbosity: int) -> None:
             console.print(f"{owner}: and {len(reasons) - len(shown)} more reasons (-v shows them)", markup=False)
     for note in (*result.notes, *origin_notes(result)) if verbosity >= 0 else ():
         console.print(Text.assemble(("note", "cyan"), f": {note}"), soft_wrap=not console.is_terminal)
+    for cost in cost_lines(result, verbosity) if verbosity >= 0 else ():
+        console.print(cost, soft_wrap=not console.is_terminal, highlight=False, markup=False)
     kind = result.verdict.kind
     console.print(Text.assemble("verdict: ", (kind.value, VERDICT_STYLES[kind]), _summary(result)))
     for hint in _hints(result) if verbosity >= 0 else ():

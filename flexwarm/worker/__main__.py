@@ -39,7 +39,8 @@ def run_worker(request: WorkerRequest, recorder: Recorder) -> None:
     os.environ["TORCH_DYNAMO_AUTOMATIC_DYNAMIC_LOCAL_PGO"] = "0"
     import torch
 
-    from flexwarm.observer import absent, caches, compilers, dense, limits, stand_in, watchdog
+    from flexwarm.observer import absent, caches, compilers, dense, recompiles, stand_in, watchdog
+    from flexwarm.observer.costs import Meter
     from flexwarm.observer.guard import GuardWatch
     from flexwarm.observer.torch_api import resolve, sizes
     from flexwarm.observer.torch_api.tracing import enter_fake_mode, resolve_tracing
@@ -59,11 +60,12 @@ def run_worker(request: WorkerRequest, recorder: Recorder) -> None:
     guard = GuardWatch(tracing, recorder)
     guard.start()
     watchdog.watch(tracing, recorder, conduct.hang_seconds)
-    limits.watch_recompiles(api, recorder)
+    recompiles.watch(api, recorder)
     compilers.watch_processes(recorder)
     compilers.watch_inductor(api, recorder)
     caches.watch(api, recorder)
     dense.watch(api, recorder)
+    recorder.first_call = Meter.of_worker(api, recorder).first_call
     if any(job.device != "cpu" for job in request.jobs):
         compilers.watch_triton(recorder)
         stand_in.refuse_others()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
@@ -186,9 +187,10 @@ class Runner:
             for call in range(max(2, self._workload.calls)):
                 if step == 0 and call == 1:
                     self._recorder.phase(Phase.RUN)
-                started = time.perf_counter()
-                result = self.call(arguments)
-                seconds.append(time.perf_counter() - started)
+                with nullcontext() if seconds else self._recorder.first_call():
+                    started = time.perf_counter()
+                    result = self.call(arguments)
+                    seconds.append(time.perf_counter() - started)
                 output = result.detach() if output is None else output
             assert output is not None
             last = step == self._workload.steps - 1

@@ -19,6 +19,7 @@ from flexwarm.environment import Effect
 from flexwarm.events import JobDone, JobFailed, JobStopped, Phase, Progress, Settings, Sources
 from flexwarm.observer import caches, limits, sources, stand_in
 from flexwarm.observer.guard import GuardWatch
+from flexwarm.observer.modes import tell_modes
 from flexwarm.observer.recorder import Recorder, StopAtMiss
 from flexwarm.observer.torch_api import TorchApi
 from flexwarm.observer.torch_api.tracing import TracingApi
@@ -218,6 +219,7 @@ def _run_job(
         # Under the lock of compiles: before 2.12 another lane's compile may have its own options in force for the process.
         with bench.tracing.lock():
             config = read_settings(api)
+            tell_modes(api, recorder, job.id)
         if canonical.digest(config) != bench.settled:
             recorder.emit(Settings(t=time.time(), job=job.id, config_digest=canonical.digest(config), config=config))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from importlib import import_module
 
 import torch
@@ -68,17 +69,13 @@ class StepRunner:
         self._recorder.phase(Phase.RUN if number else Phase.TRACE)
         seat = self._recorder.own_seat
         assert seat is not None, "a step is run by a job"
-        checks_before, started = seat.checks, time.perf_counter()
-        self.call(number)
-        self._recorder.emit(
-            StepDone(
-                t=time.time(),
-                job=seat.job,
-                number=number,
-                checks=seat.checks - checks_before,
-                seconds=time.perf_counter() - started,
-            )
-        )
+        checks_before = seat.checks
+        with nullcontext() if number else self._recorder.first_call():
+            started = time.perf_counter()
+            self.call(number)
+            seconds = time.perf_counter() - started
+        checks = seat.checks - checks_before
+        self._recorder.emit(StepDone(t=time.time(), job=seat.job, number=number, checks=checks, seconds=seconds))
 
 
 def _load(workload: Workload) -> Callable[..., object]:

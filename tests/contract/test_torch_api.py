@@ -288,3 +288,35 @@ def test_a_search_that_compiles_as_it_goes_is_reported_also_where_tuning_is_allo
     made = "variants of combo_tuning_groups that are made while it is tuned"
     assert details == [*plain, "coordinate_descent_tuning", "combo_tuning_groups", *[made] * searches]
     assert searches >= 1
+
+
+def test_dynamo_says_which_guard_a_recompile_is_for_before_it_asks_for_the_limit(tmp_path: Path) -> None:
+    (tmp_path / "scaled.py").write_text("def scaled(x, flag):\n    return x.sin() if flag else x.cos()\n")
+    guards = in_new_process(
+        tmp_path,
+        """
+        import json, torch
+        from pathlib import Path
+        from flexwarm.events import Recompiled, from_line
+        from flexwarm.observer import caches, recompiles
+        from flexwarm.observer.recorder import Recorder
+        from flexwarm.observer.torch_api import resolve
+        from flexwarm.request import Purpose
+        from scaled import scaled
+
+        recorder = Recorder(Path("events"), Purpose.BUILD)
+        recompiles.watch(resolve(), recorder)
+        caches.watch(resolve(), recorder)
+        f = torch.compile(scaled, dynamic=False)
+        for size, flag in ((8, True), (16, True), (16, False)):
+            f(torch.ones(size), flag)
+        said = [from_line(line) for line in Path("events").read_text().splitlines()]
+        print(json.dumps([[event.function, event.line, event.guards] for event in said if isinstance(event, Recompiled)]))
+        """,
+    )
+    (name, line, sizes), (_, _, flags) = guards
+    assert (name, line) == ("scaled", 1)
+    assert sizes == ["0/0: tensor 'x' size mismatch at index 0. expected 8, actual 16"]
+    assert len(flags) == 2
+    assert flags[0].startswith("0/1: ")
+    assert "flag" in flags[0]

@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,24 @@ def test_a_manifest_without_files_or_jobs_loads(bucket: Bucket) -> None:
     empty = Manifest(fingerprint=bucket.digest, created_at="now", flexwarm_version="0", files=(), jobs={})
     manifest.save(bucket, empty)
     assert manifest.load(bucket) == empty
+
+
+def test_a_manifest_keeps_what_a_job_was_built_under(built: Bucket) -> None:
+    plain = of(built)
+    (job,) = plain.jobs.values()
+    told = replace(job, variables_digest="v", modes_digest="m")
+    kept = replace(plain, jobs={job.share: told}, variables={"v": {"CI": ""}}, modes={"m": {"torch.get_num_threads()": "2"}})
+    manifest.save(built, kept)
+    assert manifest.load(built) == kept
+
+
+def test_a_manifest_of_before_such_things_were_kept_loads_without_them(built: Bucket) -> None:
+    data = json.loads(built.manifest.read_text())
+    del data["digest"], data["variables"], data["modes"]
+    for job in data["jobs"].values():
+        del job["variables_digest"], job["modes_digest"]
+    built.manifest.write_text(canonical.text({**data, "digest": canonical.digest(data, 64)}) + "\n")
+    assert manifest.load(built) == of(built)
 
 
 def test_only_a_bucket_without_the_file_has_no_manifest(bucket: Bucket, store: Store) -> None:

@@ -17,15 +17,18 @@ from typing import Any
 import click
 import pytest
 
-from flexwarm import catalogue, commandline, environment, guard, reaper, spec, toolchain
+from flexwarm import catalogue, commandline, environment, guard, known_variables, reaper, spec, toolchain
 from flexwarm.calls import AttentionCall
 from flexwarm.canonical import StrEnum, plain
 from flexwarm.cli.main import COMMANDS
 from flexwarm.cli.options import LaunchLineCommand
+from flexwarm.costs import Part
+from flexwarm.environment_difference import Change, Compare, Compared, Subject, Surroundings, differences
 from flexwarm.errors import ExitCode, SpecError
 from flexwarm.events import (
     Answer,
     Compiled,
+    Costs,
     Dense,
     DrillDone,
     Event,
@@ -56,6 +59,7 @@ from flexwarm.programs import Ended
 from flexwarm.reasons import MEANING, Code, Kind
 from flexwarm.record import End, Exit, fold
 from flexwarm.recorded_spec import RecordedSpec, RecordedWorkload
+from flexwarm.render.costs import PART_NAMES
 from flexwarm.render.launch import launch_json
 from flexwarm.render.record import record_json
 from flexwarm.render.run import plan_json, run_json
@@ -401,7 +405,9 @@ def test_the_fingerprint_page_has_each_variable_under_its_effect() -> None:
         if kind is environment.Effect.DISABLES:
             assert names == {name for switch in environment.SWITCHES for name in switch.names}
         elif kind is environment.Effect.KEY:
-            assert all(environment.effect(name.rstrip("*")) is kind for name in names - {"TORCHINDUCTOR_"})
+            assert all(environment.effect(name.rstrip("*")) is kind for name in names)
+        elif kind is environment.Effect.CODE:
+            assert names == known_variables.NO_KEY
         else:
             assert names == {name for name, effect in environment.EFFECTS.items() if effect is kind}
 
@@ -473,6 +479,7 @@ def test_every_field_of_a_runs_json_is_on_the_json_page() -> None:
             tolerance=0.1,
             agrees=True,
         ),
+        Costs(t=0, job=done.id, whole_seconds=1.0, parts={"run": 1.0}),
         JobDone(t=0, job=done.id, counters={"inductor.fxgraph_cache_hit": 1}, seconds=1.0),
     ]
     ended = {0: Exit(end=End.FINISHED, status=0, log="l")}
@@ -495,6 +502,13 @@ def test_every_field_of_a_runs_json_is_on_the_json_page() -> None:
     assert fields - code_in(page("json.md")) == set()
 
 
+def test_each_part_of_what_a_start_costs_is_on_the_json_page_and_in_the_how_to() -> None:
+    listed = first_cells(section(page("json.md"), "costs"))
+    assert listed == {"whole_seconds", *(f"{part.value}_seconds" for part in Part)}
+    told = [cells[0] for cells in rows((ROOT / "docs" / "how-to" / "warm-and-still-slow.md").read_text(encoding="utf-8"))]
+    assert told == ["part", *(PART_NAMES[part] for part in Part if part is not Part.OTHER)]
+
+
 def test_every_field_of_a_steps_json_is_on_the_json_page() -> None:
     text = 'schema = 1\n[[workload]]\nname = "w"\nstep = "m:f"\n'
     plan = make_plan(spec.parse(text, "s"), environ={}, bucket_path="/b", cores=2)
@@ -507,6 +521,14 @@ def test_every_field_of_a_steps_json_is_on_the_json_page() -> None:
     fields = set(_fields(run_json(result)))
     assert {"steps", "number"} <= fields
     assert fields - code_in(page("json.md")) == set()
+
+
+def test_every_field_and_word_of_the_environment_is_on_the_json_page() -> None:
+    listed = code_in(section(page("json.md"), "environment"))
+    changed = differences(Surroundings(), Surroundings(variables={"CI": "1"}))
+    found = Compare(owners=("a",), compared=Compared.ALL, differences=changed)
+    assert set(_fields(found.to_json())) - listed == set()
+    assert {member.value for kind in (Subject, Change, Compared, environment.Effect) for member in kind} <= listed
 
 
 def test_every_field_of_a_plans_json_is_on_the_json_page() -> None:

@@ -35,13 +35,16 @@ parser.add_argument("--strided", action="store_true")
 parser.add_argument("--dynamic", action="store_true")
 parser.add_argument("--setting", default="")
 parser.add_argument("--precision", default="")
+parser.add_argument("--option", action="store_true")
 given = parser.parse_args()
 torch.manual_seed(0)
 if given.setting:
     setattr(torch._inductor.config, given.setting, True)
 if given.precision:
     torch.set_float32_matmul_precision(given.precision)
+documents = torch.zeros(given.length, dtype=torch.long)
 masks = {
+    "documents": lambda b, h, q, kv: (q >= kv) & (documents[q] == documents[kv]),
     "window": lambda b, h, q, kv: (q >= kv) & (q - kv < given.window),
     "causal": lambda b, h, q, kv: q >= kv,
 }
@@ -49,7 +52,8 @@ shape = (1, given.length, 2, 32) if given.strided else (1, 2, given.length, 32)
 tensors = [torch.randn(shape, dtype=getattr(torch, given.dtype)) for _ in range(3)]
 q, k, v = (x.transpose(1, 2) if given.strided else x for x in tensors)
 mask = create_block_mask(masks[given.mask], None, None, given.length, given.length, device="cpu")
-flex = torch.compile(flex_attention, dynamic=True if given.dynamic else None)
+options = {"epilogue_fusion": False} if given.option else None
+flex = torch.compile(flex_attention, dynamic=True if given.dynamic else None, options=options)
 with torch.no_grad():
     flex(q, k, v, block_mask=mask)
 """
@@ -103,6 +107,7 @@ def causes(done: Done) -> set[tuple[str, str, str]]:
         (["--dtype", "bfloat16"], ("dtype", "float32", "bfloat16")),
         (["--setting", "epilogue_fusion_first"], ("setting", "False", "True")),
         (["--precision", "high"], ("precision", "none", "tf32")),
+        (["--option"], ("setting", "True", "False")),
     ],
     ids=lambda value: "-".join(value).strip("-") if isinstance(value, list) else "",
 )
@@ -118,7 +123,13 @@ def test_what_is_not_as_it_was_built_is_named_and_nothing_else(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "kind"), [(["--mask", "causal"], "mask"), (["--strided"], "stride"), (["--dynamic"], "dynamic")]
+    ("arguments", "kind"),
+    [
+        (["--mask", "causal"], "mask"),
+        (["--mask", "documents"], "mask"),
+        (["--strided"], "stride"),
+        (["--dynamic"], "dynamic"),
+    ],
 )
 def test_what_kind_of_thing_is_not_as_it_was_is_named_and_no_other(built: Flexwarm, arguments: list[str], kind: str) -> None:
     done = explained(built, *arguments)
@@ -222,6 +233,42 @@ def test_an_entry_that_does_not_fit_the_size_is_not_held_against_another_key(fle
     assert not causes(done)
 
 
+AGAIN = """
+import sys
+import torch
+
+training = False
+
+def scaled(x, factor):
+    return x.sin() * factor if training else x.cos()
+
+scaled = torch.compile(scaled, dynamic=False)
+for argument in sys.argv[1:]:
+    training = argument == "training"
+    scaled(torch.ones(8 if training else int(argument)), 2)
+"""
+
+
+@pytest.mark.parametrize(
+    ("argument", "guard"), [("16", "size mismatch at index 0. expected 8, actual 16"), ("training", "training")]
+)
+def test_a_function_that_is_compiled_again_is_named_with_the_guard_that_failed_and_its_line(
+    flexwarm: Flexwarm, argument: str, guard: str
+) -> None:
+    flexwarm.module(AGAIN, "again")
+    assert flexwarm.run_json("build", "--", sys.executable, "again.py", "8").code == 0
+    done = flexwarm.run_json("verify", "--", sys.executable, "again.py", "8", argument)
+    assert (done.code, done.json["verdict"]) == (1, "cold"), done.messages()
+    (again,) = [reason for job in done.json["jobs"] for reason in job["reasons"] if reason["code"] == "recompiled"]
+    number = 1 + AGAIN.splitlines().index("def scaled(x, factor):")
+    function, _, failed = again["message"].partition(" again, for this call fails a guard of variant 0/0: ")
+    assert function == f"Dynamo compiles scaled ({flexwarm.directory / 'again.py'}:{number})"
+    assert guard in failed
+    assert flexwarm.run_json("build", "--", sys.executable, "again.py", "8", argument).code == 0
+    done = flexwarm.run_json("verify", "--", sys.executable, "again.py", "8", argument)
+    assert (done.code, done.codes()) == (0, set()), done.messages()  # a recompile that was built is none to speak of
+
+
 TWICE = """
 import subprocess, sys
 for size in ("16", "32"):
@@ -282,6 +329,8 @@ def jobs(flexwarm: Flexwarm) -> list[object]:
         (lambda text: text.replace('"float32"', '"bfloat16"'), "dtype float32 where this has bfloat16"),
         (lambda text: text.replace('"causal"', '"sliding_window"\nmask_args = { window = 9 }'), "mask_mod causal where"),
         (lambda text: text + "\nkernel_options = { BLOCK_M = 32 }\n", "kernel_options.BLOCK_M none where this has 32"),
+        (lambda text: text + "\ncompile = { dynamic = true }\n", "compile.dynamic none where this has True"),
+        (lambda text: text + '\ncompile = { mode = "max-autotune-no-cudagraphs" }\n', "compile.mode none where this has max-"),
     ],
 )
 def test_a_workload_that_was_never_built_is_held_against_the_nearest_that_was(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from flexwarm.environment import EFFECTS, SWITCHES, Effect, disabling, effect, relevant
+from flexwarm import observation, pytest_plugin, reaper
+from flexwarm.environment import EFFECTS, SWITCHES, Effect, comparable, disabling, effect, key_variables, relevant
 
 
 def test_a_variable_nobody_knows_counts_as_part_of_the_key() -> None:
@@ -32,6 +33,23 @@ def test_the_most_specific_row_wins() -> None:
     assert effect("TRITON_CACHE_DIR") is Effect.MOVES
     assert effect("CI") is Effect.KEY
     assert effect("TORCHDYNAMO_DISABLE") is Effect.DISABLES
+    assert effect("CPATH") is Effect.CODE
+    assert effect("TORCHDYNAMO_CAPTURE_SCALAR_OUTPUTS") is Effect.CODE
+    assert effect("FLEXWARM_STORE") is Effect.NEUTRAL
+
+
+def test_what_changes_code_without_entering_a_key_tells_jobs_apart_like_what_enters_one() -> None:
+    environ = {"CPATH": "/headers", "OMP_NUM_THREADS": "2", "TORCH_LOGS": "dynamo", "FLEXWARM_STORE": "/s"}
+    assert key_variables(environ) == {"CPATH": "/headers", "OMP_NUM_THREADS": "2"}
+
+
+def test_what_is_other_in_each_process_by_design_is_not_comparable() -> None:
+    own = {reaper.MARKER: "run", observation.VARIABLE: "/o", pytest_plugin.REQUEST: "/r"}
+    launcher = {"TORCHELASTIC_RUN_ID": "x", "OMPI_COMM_WORLD_RANK": "1"}
+    assert comparable({**own, **launcher, "FLEXWARM_STORE": "/s", "NCCL_DEBUG": ""}) == {
+        "FLEXWARM_STORE": "/s",
+        "NCCL_DEBUG": "",
+    }
 
 
 def test_every_row_is_about_a_variable_that_is_relevant() -> None:

@@ -15,8 +15,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import click
+import platformdirs
 import pytest
 
+import flexwarm
 from flexwarm import toolchain
 from flexwarm.errors import CorruptError, UsageError
 from flexwarm.fingerprint import Fingerprint
@@ -244,3 +247,58 @@ def test_without_a_store_directory_none_is_made(tmp_path: Path) -> None:
     done = call(Store(root=tmp_path / "none"))
     assert done.returncode == 0
     assert not (tmp_path / "none").exists()
+
+
+def test_two_buckets_are_compared_without_a_torch_here(store: Store, tmp_path: Path) -> None:
+    here = current()
+    other = replace(with_component(here, "torch.version", "2.0.0"), explain={**here.explain, "gpu.driver": "1"})
+    put(store, here)
+    put(store, other)
+    # -S leaves site-packages out; only flexwarm and what it needs are put back.
+    site = tmp_path / "site"
+    site.mkdir()
+    for module in (flexwarm, click, platformdirs):
+        assert module.__file__ is not None
+        (site / module.__name__).symlink_to(Path(module.__file__).parent)
+    asked = ["fingerprint", here.digest, "--diff", other.digest, "--format", "json", "--store", str(store.root)]
+    done = subprocess.run(
+        [sys.executable, "-S", "-m", "flexwarm", *asked],
+        env={**os.environ, "PYTHONPATH": str(site)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    data = json.loads(done.stdout)
+    assert (done.returncode, data["exit_code"], data["here"]) == (1, 1, False), done.stderr
+    assert (data["bucket"], data["diff"]) == (here.digest, other.digest)
+    assert {"component": "torch.version", "old": "2.0.0", "new": here.select["torch.version"], "selects": True} in data[
+        "changes"
+    ]
+    assert {"component": "gpu.driver", "old": "1", "new": here.explain.get("gpu.driver"), "selects": False} in data["changes"]
+
+
+def test_what_a_bucket_was_built_for_is_printed_alone_and_people_read_from_and_to(store: Store) -> None:
+    here = current()
+    other = with_component(here, "torch.version", "2.0.0")
+    put(store, here)
+    put(store, other)
+    alone = document(store, other.digest)
+    assert (alone["bucket"], alone["here"], alone["exit_code"]) == (other.digest, False, 0)
+    assert "changes" not in alone
+    told = call(store, here.digest, "--diff", other.digest)
+    assert told.returncode == 1
+    assert told.stdout.splitlines()[:2] == [f"from    {other.digest}", f"to      {here.digest}"]
+    assert "selects the bucket (from -> to)" in told.stdout
+    assert f"2.0.0 -> {here.select['torch.version']}" in told.stdout
+    same = call(store, here.digest, "--diff", here.digest)
+    assert (same.returncode, "nothing differs" in same.stdout) == (0, True)
+
+
+@pytest.mark.parametrize(("args", "said"), [(["zz"], "no bucket 'zz'"), (["zz", "--profile"], "leave BUCKET out")])
+def test_a_bucket_that_is_not_there_or_has_no_profile_is_said_with_a_next_step(
+    store: Store, args: list[str], said: str
+) -> None:
+    done = call(store, *args)
+    assert (done.returncode, said in done.stderr) == (2, True), done.stderr
+    assert "next: " in done.stderr

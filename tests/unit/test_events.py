@@ -28,7 +28,7 @@ def sample(kind: Any) -> Any:
         if "Mapping" in hint and "tuple" in hint:
             values[field.name] = {"lane 0": ("f.py:1 in g", "f.py:2 in h"), "thread 'loader'": ()}
         elif "Mapping" in hint:
-            values[field.name] = {"a": 1 if "int" in hint else "b"}
+            values[field.name] = {"a": 1 if "int" in hint else 0.5 if "float" in hint else "b"}
         elif "tuple[int" in hint:
             values[field.name] = (1, 2)
         elif "tuple[str" in hint:

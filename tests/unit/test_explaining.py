@@ -30,6 +30,17 @@ def test_a_cause_in_the_keys_of_two_layers_is_one_reason() -> None:
     assert reason.hint == "build it"
 
 
+def test_an_input_that_one_layer_knows_by_name_is_one_reason_with_its_name() -> None:
+    """Inductor's keys have no names: the same change of an input is the same cause."""
+    named = Cause(kind=CauseKind.SHAPE, subject="input query", old="1", new="2")
+    other = Cause(kind=CauseKind.SHAPE, subject="input 1", old="1", new="3")
+    told = [reason.message for reason in explaining.reasons([explained("fx", cause(0), other), explained("aot", named)])]
+    assert told == [
+        "input query has the shape 2, and 1 when this was built (in the AOTAutograd and FX graph key)",
+        "input 1 has the shape 3, and 1 when this was built (in the FX graph key)",
+    ]
+
+
 def test_of_many_causes_the_rest_is_counted() -> None:
     reasons = explaining.reasons([explained("fx", *map(cause, range(9)))])
     assert len(reasons) == 5

@@ -610,6 +610,128 @@ class TestSettings:
         old = {name: text for name, text in built().items() if not name.startswith("inductor_config")}
         assert found(built(), old) == [("other", "inductor_config", UNSET, "4 settings")]
 
+    def test_a_setting_of_aotautograd_by_its_name(self) -> None:
+        """The pickle of all of them differs as well, and says nothing."""
+        old, new = ({**built(), "autograd_config": text, "autograd_config[donated_buffer]": text} for text in ("True", "False"))
+        assert found(new, old) == [("setting", "donated_buffer", "True", "False")]
+
+
+class TestNames:
+    """AOTAutograd's key says where each input comes from; then that is its name."""
+
+    NAMED = AOT_CONFIG.replace(
+        "member='kv_indices')",
+        "member='kv_indices'), DictGetItemSource(base=AttrSource(base=LocalSource(local_name='self', is_input=True), "
+        "member='_modules'), index='q_proj')",
+    )
+
+    def test_an_input_by_where_it_comes_from(self) -> None:
+        old, new = ({**parts, "aot_config": self.NAMED} for parts in (built(), longer(built())))
+        assert said(new, old) == ["inputs query, key and value have the shape 1x2x256x32, and 1x2x128x32 when this was built"]
+
+    def test_a_part_of_a_module_without_the_steps_that_nobody_writes(self) -> None:
+        other = tensor(1, 1, 1, dtype="float32")
+        old, new = ({**built(), "aot_config": self.NAMED, "example_inputs[4]": x} for x in (tensor(1, 1, 1), other))
+        assert found(new, old) == []
+        new["example_inputs[4]"] = tensor(1, 1, 1, dtype="int64")
+        assert found(new, old) == [("dtype", "input self.q_proj", "float32", "int64")]
+
+    def test_what_was_cut_off_is_numbered(self) -> None:
+        cut = self.NAMED[: self.NAMED.index("AttrSource")]
+        old, new = (
+            {**built(), "aot_config": cut, **{f"example_inputs[{n}]": tensor(2, 2, dtype=dtype) for n in (0, 4)}}
+            for dtype in ("int32", "int64")
+        )
+        assert found(new, old) == [("dtype", "inputs query and 4", "int32", "int64")]
+
+    def test_of_more_or_fewer_sources_than_inputs_it_is_not_known_which_is_which(self) -> None:
+        assert found(longer(built()))[0][:2] == ("shape", "inputs 0, 1 and 2")
+
+
+class TestCaptured:
+    """A mask function that captures a tensor makes it an input of the graph: one thing changed."""
+
+    CAPTURING = MASK.replace("arg3_1):", "arg3_1, arg4_1):").replace("lt.Scalar(sub, 5)", "eq.Tensor(sub, arg4_1)")
+
+    def test_a_captured_tensor_is_said_by_the_mask_function(self) -> None:
+        new = {**built(mask=self.CAPTURING), "example_inputs[5]": tensor(128, dtype="int64")}
+        assert [cause[:2] for cause in found(new)] == [("mask", "the mask function")]
+
+    def test_inputs_that_it_does_not_explain_are_counted(self) -> None:
+        new = {**built(mask=self.CAPTURING), **{f"example_inputs[{at}]": tensor(128, dtype="int64") for at in (5, 6)}}
+        assert [cause[:2] for cause in found(new)] == [("mask", "the mask function"), ("inputs", "the number of inputs")]
+
+
+def kernel(**changes: str | None) -> Key:
+    """A key of Triton's, as the observer tells it."""
+    parts: Parts = {
+        "triton": "3.8.0",
+        "backend": "GPUTarget(backend='cuda', arch=90, warp_size=32)",
+        "kernel": "add",
+        "source": "def add(x, n, BLOCK):\n    at = tl.arange(0, BLOCK)\n    tl.store(x + at, 1.0)\n",
+        "line": "10",
+        "global[SCALE]": "3",
+        "signature[x]": "*fp32",
+        "signature[n]": "i32",
+        "signature[BLOCK]": "constexpr",
+        "constants[BLOCK]": "64",
+        "attributes[x]": "[['tt.divisibility', 16]]",
+        "options[num_warps]": "4",
+        "environment[DISABLE_LLVM_OPT]": "",
+    }
+    names = {"name": "kernel"}
+    return key(changed(parts, {names.get(name, name): text for name, text in changes.items()}), layer="triton")
+
+
+class TestKernels:
+    @pytest.mark.parametrize(
+        ("part", "text", "said"),
+        [
+            ("backend", "GPUTarget(backend='cuda', arch=100, warp_size=32)", "what Triton compiles for is GPUTarget(backend="),
+            ("triton", "3.9.0", "Triton is 3.9.0, and 3.8.0"),
+            ("constants[BLOCK]", "128", "argument BLOCK of Triton kernel add has the number 128, and 64"),
+            ("signature[x]", "*bf16", "argument x of Triton kernel add has the dtype *bf16, and *fp32"),
+            ("attributes[x]", None, "argument x of Triton kernel add is any number, and a multiple of 16"),
+            ("attributes[n]", "[['tt.divisibility', 16]]", "argument n of Triton kernel add is a multiple of 16, and"),
+            ("options[num_warps]", "8", "num_warps of Triton kernel add is 8, and 4"),
+            ("environment[DISABLE_LLVM_OPT]", "1", "DISABLE_LLVM_OPT is 1, and empty"),
+            ("new part", "1", "new part is 1, and unset"),
+        ],
+    )
+    def test_each_part_is_one_cause(self, part: str, text: str | None, said: str) -> None:
+        (cause,) = causes(kernel(), kernel(**{part: text}))
+        assert str(cause).startswith(said), str(cause)
+        assert str(cause).endswith("when this was built")
+
+    def test_a_number_that_became_one_is_compiled_in(self) -> None:
+        (cause,) = causes(kernel(), kernel(**{"signature[n]": "constexpr", "constants[n]": "1"}))
+        assert str(cause) == "argument n of Triton kernel add is always 1, and any i32 when this was built"
+
+    @pytest.mark.parametrize(
+        ("changes", "said"),
+        [
+            ({"source": "def add(x, n, BLOCK):\n    at = tl.arange(0, BLOCK)\n    tl.store(x + at, 2.0)\n"}, "2.0)`, and `"),
+            ({"source": None, "line": "12"}, "the line of Triton kernel add in its file is 12, and 10"),
+            ({"source": None, "global[SCALE]": "4"}, "SCALE of Triton kernel add has the number 4, and 3"),
+            ({"source": None}, "a function that Triton kernel add calls has content"),
+        ],
+    )
+    def test_its_source_is_told_by_what_of_it_differs(self, changes: Parts, said: str) -> None:
+        """Its digest is of more than its text, which ``None`` here leaves as it is."""
+        old = kernel()
+        new = kernel(**{name: text for name, text in changes.items() if text is not None})
+        if changes["source"] is None:
+            source = old.groups[""].parts["source"]
+            parts = {**new.groups[""].parts, "source": replace(source, digest="other")}
+            new = replace(new, groups={**new.groups, "": Group(digest="other", parts=parts)})
+        (cause,) = causes(old, new)
+        assert said in str(cause)
+
+    def test_a_kernel_is_held_against_those_of_its_name_alone(self) -> None:
+        near, far = kernel(name="subtract"), replace(kernel(**{"constants[BLOCK]": "1", "line": "9"}), key="far")
+        assert getattr(nearest(kernel(), [near, far]), "key", "") == "far"
+        assert nearest(kernel(), [near]) is None
+
 
 class TestTogether:
     def test_a_device_and_a_mask_function(self) -> None:

@@ -11,6 +11,7 @@ import pytest
 from flexwarm import commandline, nodes
 from flexwarm.canonical import plain
 from flexwarm.errors import ExitCode
+from flexwarm.fingerprint import Change
 from flexwarm.launch_verdict import LaunchVerdict, judge_built_launch
 from flexwarm.nodes import NodeFacts, NodeFinding
 from flexwarm.observation import Observation, OnMiss
@@ -113,6 +114,42 @@ def test_other_keys_are_a_note_for_ranks_of_other_nodes_may_call_other_things() 
     assert [x.what for x in nodes.compare({"1": facts("a"), "2": other})] == [NodeFinding.FINGERPRINT]
 
 
+def test_every_component_in_which_a_node_differs_is_told_with_both_values() -> None:
+    usual = {"gpu.driver": "580.1", "env.CI": "true", "env.TRITON_CACHE_DIR": "/a"}
+    known = {
+        "1": facts("a", explain=usual),
+        "2": facts("b", explain={**usual, "env.TRITON_CACHE_DIR": "/b"}),
+        "3": facts("c", bucket="d" * 20, components={**COMPONENTS, "gpu.arch": "sm_80"}, explain={"gpu.driver": "570.2"}),
+    }
+    assert nodes.changes(known) == {
+        "1": (),
+        "2": (),
+        "3": (
+            Change(component="gpu.arch", old="sm_90", new="sm_80", selects=True),
+            Change(component="env.CI", old="true", new=None, selects=False),
+            Change(component="gpu.driver", old="580.1", new="570.2", selects=False),
+        ),
+    }
+    assert nodes.changes({}) == {}
+
+
+def test_what_a_fingerprint_only_records_is_a_note_that_names_both_values() -> None:
+    known = {"run-a": facts("a", explain={"gpu.driver": "1"}), "run-b": facts("b", explain={"gpu.driver": "2"})}
+    (found,) = nodes.compare(known)
+    assert (found.what, found.node) == (NodeFinding.RECORDED, "run-b")
+    assert found.message == "node b is not as node a in what can make a key miss: gpu.driver is '2', not '1'"
+    judged = verdict(known)
+    assert (judged.kind, judged.notes) == (Kind.WARM, (found.message,))
+    built = judge_built_launch(record([plus(told(known))(warm(rank(0, local=1)))]), expectation(), KEYS)
+    assert (built.exit_code, built.notes) == (ExitCode.OK, (found.message,))
+
+
+def test_a_node_that_told_only_what_selects_is_not_held_against_the_rest() -> None:
+    known = {"1": facts("a", explain={"gpu.driver": "1"}), "2": facts("b")}
+    assert nodes.compare(known) == ()
+    assert NodeFacts.from_json({name: value for name, value in plain(facts("b")).items() if name != "explain"}) == facts("b")
+
+
 # --- the verdict ------------------------------------------------------------------------------------------------------------
 
 
@@ -209,6 +246,14 @@ def test_what_nodes_told_is_in_the_json() -> None:
         ("b", False, False, "rank 1: attend"),
     ]
     assert _nodes_json(record([without(Nodes)(warm(rank(0)))])) == []
+
+
+def test_in_what_a_node_differs_is_in_the_json() -> None:
+    other = {**COMPONENTS, "gpu.arch": "sm_80"}
+    known = {"run-a": facts("a"), "run-b": facts("b", bucket="d" * 20, components=other)}
+    first, second = _nodes_json(record([plus(told(known))(warm(rank(0)))]))
+    assert first["changes"] == []
+    assert second["changes"] == [{"component": "gpu.arch", "old": "sm_90", "new": "sm_80", "selects": True}]
 
 
 # --- what is told, and to whom ----------------------------------------------------------------------------------------------

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -68,20 +66,3 @@ def test_where_nothing_is_recomputed_a_backward_pass_needs_the_settings_of_induc
     for site in ("checkpoint", "selective_checkpoint"):
         (recomputing,) = spec.parse(text + f'call_site = "{site}"\n', "s").workloads
         assert limits.read_for_backward(settings, recomputing) == settings
-
-
-def test_a_function_that_dynamo_gives_up_is_told_with_the_limit_and_torchs_answer_is_untouched(
-    recorder: Recorder, tmp_path: Path
-) -> None:
-    answers = {"keeps": (False, None), "gives up": (True, "recompile_limit")}
-    convert_frame = SimpleNamespace(exceeds_recompile_limit=lambda what: answers[what])
-    api: Any = SimpleNamespace(convert_frame=convert_frame, dynamo_config=SimpleNamespace(recompile_limit=8))
-    limits.watch_recompiles(api, recorder)
-    with recorder.seat("w/r:0.1", "cpu", 1):
-        assert convert_frame.exceeds_recompile_limit("keeps") == (False, None)
-        assert said(tmp_path) == []
-        assert convert_frame.exceeds_recompile_limit("gives up") == (True, "recompile_limit")
-    (event,) = said(tmp_path)
-    assert isinstance(event, Hazard)
-    assert (event.code, event.job) == (HazardCode.RECOMPILE_LIMIT, "w/r:0.1")
-    assert "at most 8 times (recompile_limit)" in event.message

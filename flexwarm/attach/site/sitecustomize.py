@@ -7,6 +7,7 @@ that the launch starts comes by here.
 
 import atexit
 import sys
+import time
 
 
 def _last_words():
@@ -59,19 +60,20 @@ class _TorchFinder:
 
         def exec_module(module):
             del loader.exec_module
+            began = time.perf_counter()
             load(module)
+            seconds = time.perf_counter() - began
             sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not cls]
-            _observe()
+            _observe(seconds)
 
         loader.exec_module = exec_module
 
 
-def _observe():
+def _observe(import_seconds):
     """Import the observer from where the flexwarm that started the launch lies, without a change of the path."""
     import importlib.util
     import json
     import os
-    import time
 
     told = os.environ.get("FLEXWARM_OBSERVE", "")
     try:
@@ -91,6 +93,7 @@ def _observe():
         from flexwarm.attach import witnesses
 
         witnesses.attach(observation)
+        witnesses.torch_took(import_seconds)
     except Exception as error:  # noqa: BLE001 - whatever it is, the program is the user's and goes on; the parent is told
         line = {
             "event": "refused",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import pickle
 import re
 from collections.abc import Iterable
 from types import ModuleType
@@ -16,6 +17,9 @@ from flexwarm.key_parts import GRAPH, Part
 
 #: Characters that are kept of a part's text, and of the code of a graph.
 _TEXT, _CODE = 2_000, 20_000
+#: Of what AOTAutograd was asked for, which names every input.
+_NAMES = 8_000
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _LINE = re.compile(r"\[(\w+)\] ([^:\[]*(?:\[.*?\])?): (.*)", re.DOTALL)
 
 
@@ -38,6 +42,23 @@ def say_parts_of_aot_keys(module: ModuleType) -> None:
     module._get_debug_lines_for_cache_key = always_lines  # type: ignore[attr-defined]
 
 
+def _aot_settings() -> list[Part]:
+    """AOTAutograd's settings as the calling thread sees them, which are one part of its key: ``autograd_config[name]``."""
+    from torch._functorch import config
+
+    settings = pickle.loads(config.save_config())
+    return [
+        Part(name=f"autograd_config[{name}]", digest=canonical.digest(text), text=text[:_TEXT])
+        for name, value in sorted(settings.items())
+        if not name.startswith("_") and (text := _ADDRESS.sub("", repr(_in_order(value))))
+    ]
+
+
+def _in_order(value: Any) -> Any:
+    """A set has another order in each process."""
+    return sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value
+
+
 def parts(lines: Iterable[str], graph: Any) -> list[Part]:
     """The parts of a key.
 
@@ -51,8 +72,11 @@ def parts(lines: Iterable[str], graph: Any) -> list[Part]:
         match = _LINE.fullmatch(line)
         if match is not None:
             digest, name, text = match.groups()
-            # torch's text of the graph is the code of the outermost alone.
-            found.append(Part(name=name, digest=digest, text="" if name == "gm" else text[:_TEXT]))
+            most = _NAMES if name == "aot_config" else _TEXT
+            # torch's text of the graph is the code of the outermost alone, and that of AOTAutograd's settings a pickle.
+            found.append(Part(name=name, digest=digest, text="" if name in ("gm", "autograd_config") else text[:most]))
+            if name == "autograd_config":
+                found += _aot_settings()
     module = getattr(graph, "gm", graph)
     inside = module.named_modules() if isinstance(module, torch.nn.Module) else ()
     for name, one in inside:

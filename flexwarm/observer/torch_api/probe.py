@@ -76,9 +76,14 @@ class TorchApi:
 
     @cached_property
     def convert_frame(self) -> Any:
-        """The module whose global ``exceeds_recompile_limit`` answers (exceeded, name of the limit) before each compile."""
+        """The module whose global ``exceeds_recompile_limit`` answers (exceeded, name of the limit) before each compile.
+
+        Its global ``get_and_maybe_log_recompilation_reasons(entries, frame, ...)`` answers texts before that, if the function
+        was compiled before: of each variant the guard that the frame fails.
+        """
         module = _module("torch._dynamo.convert_frame")
-        _function(module, "exceeds_recompile_limit")
+        for name in ("exceeds_recompile_limit", "get_and_maybe_log_recompilation_reasons"):
+            _function(module, name)
         return module
 
     @cached_property
@@ -103,6 +108,13 @@ class TorchApi:
     def dynamo_config(self) -> Any:
         """Dynamo's config module."""
         return _module("torch._dynamo.config")
+
+    @cached_property
+    def functorch_config(self) -> Any:
+        """AOTAutograd's config module; ``save_config_portable()`` answers what of it is in its key and can be read."""
+        module = _module("torch._functorch.config")
+        _function(module, "save_config_portable")
+        return module
 
     @cached_property
     def reset(self) -> Callable[[], None]:
