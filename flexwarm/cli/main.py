@@ -28,6 +28,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("flexwarm.cli.run", "Launch the real job with the bucket's environment."),
     "record": ("flexwarm.cli.record", "Write a spec of what a launch line compiles."),
     "env": ("flexwarm.cli.env", "Print the variables a launch needs to use the bucket."),
+    "doctor": ("flexwarm.cli.doctor", "Check this machine, its torch and the store; name known faults."),
     "clean": ("flexwarm.cli.clean", "Delete buckets, after showing what goes and what stays."),
 }
 

@@ -19,11 +19,12 @@ from flexwarm.environment_difference import Compare
 from flexwarm.errors import StoreError, UsageError
 from flexwarm.events import Event
 from flexwarm.explanation import Explained
+from flexwarm.known_faults import Applying
 from flexwarm.launch_verdict import Expectation, LaunchVerdict
 from flexwarm.manifest import JobEntry, Manifest
 from flexwarm.nodes import NodeFacts
 from flexwarm.observation import VARIABLE, Observation, OnMiss
-from flexwarm.ops import explaining, publish, surroundings
+from flexwarm.ops import explaining, known_faults, publish, surroundings
 from flexwarm.ops.differences import SEE_ONE_DEVICE, settings_difference, variables_since_build
 from flexwarm.ops.prepare import PACKAGE, Machine, find_machine
 from flexwarm.ops.run import run_directory
@@ -113,6 +114,7 @@ class LaunchResult:
         tuning: as :attr:`LaunchOptions.tuning`.
         expected_ranks: how many ranks had to report, if that was known before.
         explained: process -> the keys that it missed, with what they are nearest to.
+        faults: as :attr:`flexwarm.ops.run.RunResult.faults`.
         environment: of a verification, what of it is not as it was at the build.
     """
 
@@ -132,6 +134,7 @@ class LaunchResult:
     built_for: Sequence[Mapping[str, Any]] = ()
     tuning: Tuning = Tuning.MISS
     explained: Mapping[str, Sequence[Explained]] = field(default_factory=dict)
+    faults: Sequence[Applying] = ()
     environment: Sequence[Compare] = ()
 
 
@@ -450,5 +453,6 @@ def result_of(
         built_for=publish.origins(known),
         tuning=options.tuning,
         explained=explained or {},
+        faults=known_faults.of_launch(record),
         environment=environment,
     )

@@ -16,6 +16,7 @@ from flexwarm.errors import StoreError, UnsupportedError
 from flexwarm.events import Event
 from flexwarm.explanation import Explained
 from flexwarm.files import list_names, make_directory
+from flexwarm.known_faults import Applying
 from flexwarm.launch import Limits, OnEvent
 from flexwarm.ops.drill import DrillResult
 from flexwarm.ops.prepare import Prepared
@@ -101,6 +102,7 @@ class RunResult:
         built_for: of the bucket's jobs that were built without their GPU: which, where, by whom and from what.
         notes: what is to be known beside the reasons.
         explained: job id -> the keys that it missed, with what they are nearest to.
+        faults: of the installed versions, those that matter for this launch, or may; nothing is decided by them.
         environment: of a verification, what of it is not as it was at the build.
     """
 
@@ -123,6 +125,7 @@ class RunResult:
     built_for: Sequence[Mapping[str, Any]] = ()
     notes: Sequence[str] = ()
     explained: Mapping[str, Sequence[Explained]] = field(default_factory=dict)
+    faults: Sequence[Applying] = ()
     environment: Sequence[Compare] = ()
 
 

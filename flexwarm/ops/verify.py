@@ -11,7 +11,7 @@ from flexwarm.errors import CorruptError, ExitCode, StoreError
 from flexwarm.explanation import Explained
 from flexwarm.inventory import Fault, FaultKind
 from flexwarm.manifest import JobEntry, Manifest
-from flexwarm.ops import before_launch, explaining, publish, surroundings
+from flexwarm.ops import before_launch, explaining, known_faults, publish, surroundings
 from flexwarm.ops.differences import changes_since_proof, differences_since_build, never_built, no_bucket
 from flexwarm.ops.drill import DrillResult, DrillState, drill_plan, run_drill, wanted_state
 from flexwarm.ops.prepare import (
@@ -80,6 +80,7 @@ def verify(options: RunOptions, environ: Mapping[str, str], watcher: Watcher, *,
         drill=decided.drill,
         notes=decided.notes,
         explained=decided.explained,
+        faults=known_faults.of_plan(prepared.plan, environ),
         environment=surroundings.of_spec(prepared, had, matches, decided.record, environ),
     )
 

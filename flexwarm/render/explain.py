@@ -12,6 +12,7 @@ from flexwarm.ops.run import RunResult
 from flexwarm.reasons import Code, Kind, Reason
 from flexwarm.render.costs import cost_lines
 from flexwarm.render.environment import environment_lines
+from flexwarm.render.known_faults import fault_lines
 from flexwarm.render.run import VERDICT_STYLES
 
 _MISSES = tuple(MISSES.values())
@@ -40,6 +41,8 @@ def print_explained(result: RunResult | LaunchResult, *, verbosity: int) -> None
         line(Text.assemble(("note", "cyan"), f": {note}"))
     for changed in environment_lines(result, verbosity) if verbosity >= 0 else ():
         line(changed)
+    for fault in fault_lines(result.faults, verbosity) if verbosity >= 0 else ():
+        line(fault)
     for cost in cost_lines(result, verbosity) if verbosity >= 0 else ():
         line(cost)
     kind = result.verdict.kind

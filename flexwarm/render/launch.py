@@ -17,6 +17,7 @@ from flexwarm.ops.launch_line import LaunchResult
 from flexwarm.programs import GraphRecord, LaunchRecord, ProgramRecord, SeenCompiler
 from flexwarm.reasons import Code, Reason, is_hazard
 from flexwarm.render.costs import cost_lines, costs_json
+from flexwarm.render.known_faults import fault_lines
 from flexwarm.render.run import TUNING_LEFT, VERDICT_STYLES, origin_notes, outcome_style, tuned_json
 from flexwarm.render.text import duration, size
 from flexwarm.request import Guard
@@ -58,6 +59,7 @@ def launch_json(result: LaunchResult, exit_code: int) -> dict[str, Any]:
         "target": result.target,
         "built_for": list(result.built_for),
         "hazards": list(_hazards_json(result)),
+        "known_faults": [fault.to_json() for fault in result.faults],
         "environment": [compare.to_json() for compare in result.environment],
         "compiles": _compiles(result),
         "hits": _hits(result),
@@ -214,6 +216,8 @@ def print_launch(result: LaunchResult, *, verbosity: int, to_stderr: bool = Fals
             line(f"{owner}: and {len(reasons) - len(shown)} more reasons (-v shows them)")
     for note in (*result.verdict.notes, *origin_notes(result)) if verbosity >= 0 else ():
         line(Text.assemble(("note", "cyan"), f": {note}"))
+    for fault in fault_lines(result.faults, verbosity) if verbosity >= 0 else ():
+        line(fault)
     for cost in cost_lines(result, verbosity) if verbosity >= 0 else ():
         line(cost)
     kind = result.verdict.kind

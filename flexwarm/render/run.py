@@ -15,6 +15,7 @@ from flexwarm.plan import Lane, Plan
 from flexwarm.reasons import Code, Kind, Reason, is_hazard
 from flexwarm.record import Record
 from flexwarm.render.costs import cost_lines, costs_json
+from flexwarm.render.known_faults import fault_lines
 from flexwarm.render.text import duration, size
 from flexwarm.request import Guard
 from flexwarm.verdict import JobVerdict, Outcome
@@ -42,6 +43,7 @@ def run_json(result: RunResult) -> dict[str, Any]:
         "built_for": list(result.built_for),
         "drill": _drill_json(result),
         "hazards": list(_hazards_json(result)),
+        "known_faults": [fault.to_json() for fault in result.faults],
         "environment": [compare.to_json() for compare in result.environment],
         "workers": _workers_json(result),
     }
@@ -267,6 +269,8 @@ def print_run(result: RunResult, *, verbosity: int) -> None:
             console.print(f"{owner}: and {len(reasons) - len(shown)} more reasons (-v shows them)", markup=False)
     for note in (*result.notes, *origin_notes(result)) if verbosity >= 0 else ():
         console.print(Text.assemble(("note", "cyan"), f": {note}"), soft_wrap=not console.is_terminal)
+    for fault in fault_lines(result.faults, verbosity) if verbosity >= 0 else ():
+        console.print(fault, soft_wrap=not console.is_terminal, highlight=False, markup=False)
     for cost in cost_lines(result, verbosity) if verbosity >= 0 else ():
         console.print(cost, soft_wrap=not console.is_terminal, highlight=False, markup=False)
     kind = result.verdict.kind

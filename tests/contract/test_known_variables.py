@@ -1,4 +1,4 @@
-"""Each variable that the installed torch and Triton read for their settings goes where we say. When this fails, torch has moved."""
+"""Each variable that torch and Triton read for their settings goes where we say. When this fails, torch has moved."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from typing import Any
 import click
 import pytest
 
-from flexwarm import catalogue, commandline, environment, guard, known_variables, reaper, spec, toolchain
+from flexwarm import catalogue, commandline, environment, guard, known_faults, known_variables, reaper, spec, toolchain
 from flexwarm.calls import AttentionCall
 from flexwarm.canonical import StrEnum, plain
 from flexwarm.cli.main import COMMANDS
@@ -44,11 +44,14 @@ from flexwarm.events import (
 )
 from flexwarm.hazards import HazardCode
 from flexwarm.key_differences import CauseKind
+from flexwarm.known_faults import Seen
 from flexwarm.launch import Limits
 from flexwarm.launch_verdict import judge_verified_launch
 from flexwarm.nodes import NodeFacts
 from flexwarm.observation import VARIABLE, OnMiss
 from flexwarm.ops import clean, publish
+from flexwarm.ops import known_faults as ops_known_faults
+from flexwarm.ops.doctor import Check, Diagnosis, Status
 from flexwarm.ops.drill import DrillResult, DrillState, drill_plan
 from flexwarm.ops.launch_line import PYTHONPATH, LaunchResult
 from flexwarm.ops.record import RecordResult
@@ -59,6 +62,7 @@ from flexwarm.programs import Ended
 from flexwarm.reasons import MEANING, Code, Kind
 from flexwarm.record import End, Exit, fold
 from flexwarm.recorded_spec import RecordedSpec, RecordedWorkload
+from flexwarm.render import doctor as render_doctor
 from flexwarm.render.costs import PART_NAMES
 from flexwarm.render.launch import launch_json
 from flexwarm.render.record import record_json
@@ -521,6 +525,28 @@ def test_every_field_of_a_steps_json_is_on_the_json_page() -> None:
     fields = set(_fields(run_json(result)))
     assert {"steps", "number"} <= fields
     assert fields - code_in(page("json.md")) == set()
+
+
+def test_every_field_of_a_diagnosis_is_on_the_json_page() -> None:
+    check = Check(name="n", status=Status.OK, message="m")
+    faults = ops_known_faults.applying({})
+    listed = code_in(section(page("json.md"), "doctor"))
+    assert set(_fields(render_doctor.to_json(Diagnosis(checks=(check,), faults=faults)))) - listed == {"verdict", "exit_code"}
+    assert {status.value for status in Status} <= listed
+    assert {seen.value for seen in Seen} <= listed
+
+
+def test_the_page_of_known_faults_has_the_table_that_is_shipped_and_every_condition() -> None:
+    text = page("known-faults.md")
+    rows_of_page = [line for line in text.splitlines() if line.startswith("| `") and line.count("|") == 8]
+    faults = known_faults.parse(ops_known_faults.TABLE.read_text(encoding="utf-8"))
+    assert rows_of_page == [
+        f"| `{x.id}` | {x.package} {x.versions} | {', '.join(f'`{one}`' for one in x.when)} | {x.title} | {x.consequence} "
+        f"| {x.remedy} | [{x.seen}]({x.source}) |"
+        for x in faults
+    ]
+    conditions = {line.split("`")[1] for line in text.splitlines() if line.startswith("| `") and line.count("|") == 3}
+    assert conditions == {condition.value for condition in known_faults.Condition}
 
 
 def test_every_field_and_word_of_the_environment_is_on_the_json_page() -> None:

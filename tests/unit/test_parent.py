@@ -48,6 +48,8 @@ COMMAND_LINES = [
     ["verify", "--fast"],
     ["build", "--", "true"],
     ["explain"],
+    ["doctor"],
+    ["doctor", "flexwarm.toml"],
     ["verify", "--", "true"],
     ["explain", "--", "true"],
     ["run", "--", "true"],
