@@ -36,6 +36,7 @@ class Condition(StrEnum):
     SEVERAL_DEVICES = "several-devices"  # processes see devices of different indices
     SEVERAL_RANKS = "several-ranks"
     THREADS_UNSET = "threads-unset"  # OMP_NUM_THREADS is not set, so that a launcher or the machine decides
+    MOVED_CACHE = "moved-cache"  # it was copied or moved to another path
     OWN_CODE = "own-code"  # more is compiled than attention: a model, or kernels of the user's own
 
 
@@ -55,6 +56,7 @@ class KnownFault:
         package: ``torch`` or ``triton``.
         versions: of it, as PEP 440 has them.
         when: all of these must be so.
+        hurts_warm: it matters also for a launch in which everything hits.
         source: a public page that says more.
     """
 
@@ -63,6 +65,7 @@ class KnownFault:
     package: str
     versions: str
     when: tuple[Condition, ...]
+    hurts_warm: bool
     consequence: str
     remedy: str
     source: str
@@ -92,6 +95,7 @@ class Applying:
             "installed": self.installed,
             "certain": self.certain,
             "when": [condition.value for condition in fault.when],
+            "hurts_warm": fault.hurts_warm,
             "consequence": fault.consequence,
             "remedy": fault.remedy,
             "source": fault.source,
@@ -122,10 +126,14 @@ def parse(text: str) -> tuple[KnownFault, ...]:
 
 def _fault(row: Mapping[str, Any]) -> KnownFault:
     name = row.get("id", "a fault without id")
-    if row.keys() != {*_TEXTS, "when", "seen"}:
-        raise ValueError(f"{name}: it has {', '.join(sorted(row))}; it must have {', '.join(_TEXTS)}, when and seen")
+    if row.keys() != {*_TEXTS, "when", "hurts_warm", "seen"}:
+        raise ValueError(
+            f"{name}: it has {', '.join(sorted(row))}; it must have {', '.join(_TEXTS)}, when, hurts_warm and seen"
+        )
     if not all(isinstance(row[text], str) and row[text] for text in _TEXTS):
         raise ValueError(f"{name}: a text is missing")
+    if not isinstance(row["hurts_warm"], bool):
+        raise ValueError(f"{name}: hurts_warm is true or false")
     if row["package"] not in _PACKAGES:
         raise ValueError(f"{name}: package is {row['package']!r}; it is one of {', '.join(_PACKAGES)}")
     if not row["source"].startswith("https://"):
@@ -135,7 +143,7 @@ def _fault(row: Mapping[str, Any]) -> KnownFault:
         when, seen = tuple(Condition(one) for one in row["when"]), Seen(row["seen"])
     except (InvalidSpecifier, ValueError, TypeError) as error:
         raise ValueError(f"{name}: {error}") from error
-    return KnownFault(**{text: row[text] for text in _TEXTS}, when=when, seen=seen)
+    return KnownFault(**{text: row[text] for text in _TEXTS}, when=when, hurts_warm=row["hurts_warm"], seen=seen)
 
 
 def applying(

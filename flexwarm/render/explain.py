@@ -41,7 +41,7 @@ def print_explained(result: RunResult | LaunchResult, *, verbosity: int) -> None
         line(Text.assemble(("note", "cyan"), f": {note}"))
     for changed in environment_lines(result, verbosity) if verbosity >= 0 else ():
         line(changed)
-    for fault in fault_lines(result.faults, verbosity) if verbosity >= 0 else ():
+    for fault in fault_lines(result.faults, verbosity, warm=result.verdict.kind is Kind.WARM) if verbosity >= 0 else ():
         line(fault)
     for cost in cost_lines(result, verbosity) if verbosity >= 0 else ():
         line(cost)

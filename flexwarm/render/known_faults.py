@@ -10,9 +10,13 @@ from flexwarm.known_faults import Applying
 _SHOWN = 3
 
 
-def fault_lines(faults: Sequence[Applying], verbosity: int) -> list[str]:
-    """Those that certainly matter, in a line each; with -v what follows from each, its source, and those that may matter."""
-    told = [one for one in faults if one.certain or verbosity > 0]
+def fault_lines(faults: Sequence[Applying], verbosity: int, *, warm: bool = False) -> list[str]:
+    """Those that certainly matter, in a line each; with -v what follows from each, its source, and those that may matter.
+
+    Args:
+        warm: everything hits, so that what only makes keys miss is told with -v alone.
+    """
+    told = [one for one in faults if verbosity > 0 or (one.certain and (one.fault.hurts_warm or not warm))]
     shown = told if verbosity > 0 else told[:_SHOWN]
     lines = [line for one in shown for line in (_lines(one) if verbosity > 0 else [_line(one)])]
     if len(told) > len(shown):

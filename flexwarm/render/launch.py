@@ -15,7 +15,7 @@ from flexwarm.explanation import Explained
 from flexwarm.launch_verdict import ProgramVerdict
 from flexwarm.ops.launch_line import LaunchResult
 from flexwarm.programs import GraphRecord, LaunchRecord, ProgramRecord, SeenCompiler
-from flexwarm.reasons import Code, Reason, is_hazard
+from flexwarm.reasons import Code, Kind, Reason, is_hazard
 from flexwarm.render.costs import cost_lines, costs_json
 from flexwarm.render.known_faults import fault_lines
 from flexwarm.render.run import TUNING_LEFT, VERDICT_STYLES, origin_notes, outcome_style, tuned_json
@@ -216,7 +216,7 @@ def print_launch(result: LaunchResult, *, verbosity: int, to_stderr: bool = Fals
             line(f"{owner}: and {len(reasons) - len(shown)} more reasons (-v shows them)")
     for note in (*result.verdict.notes, *origin_notes(result)) if verbosity >= 0 else ():
         line(Text.assemble(("note", "cyan"), f": {note}"))
-    for fault in fault_lines(result.faults, verbosity) if verbosity >= 0 else ():
+    for fault in fault_lines(result.faults, verbosity, warm=result.verdict.kind is Kind.WARM) if verbosity >= 0 else ():
         line(fault)
     for cost in cost_lines(result, verbosity) if verbosity >= 0 else ():
         line(cost)

@@ -269,7 +269,7 @@ def print_run(result: RunResult, *, verbosity: int) -> None:
             console.print(f"{owner}: and {len(reasons) - len(shown)} more reasons (-v shows them)", markup=False)
     for note in (*result.notes, *origin_notes(result)) if verbosity >= 0 else ():
         console.print(Text.assemble(("note", "cyan"), f": {note}"), soft_wrap=not console.is_terminal)
-    for fault in fault_lines(result.faults, verbosity) if verbosity >= 0 else ():
+    for fault in fault_lines(result.faults, verbosity, warm=result.verdict.kind is Kind.WARM) if verbosity >= 0 else ():
         console.print(fault, soft_wrap=not console.is_terminal, highlight=False, markup=False)
     for cost in cost_lines(result, verbosity) if verbosity >= 0 else ():
         console.print(cost, soft_wrap=not console.is_terminal, highlight=False, markup=False)

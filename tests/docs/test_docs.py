@@ -538,11 +538,11 @@ def test_every_field_of_a_diagnosis_is_on_the_json_page() -> None:
 
 def test_the_page_of_known_faults_has_the_table_that_is_shipped_and_every_condition() -> None:
     text = page("known-faults.md")
-    rows_of_page = [line for line in text.splitlines() if line.startswith("| `") and line.count("|") == 8]
+    rows_of_page = [line for line in text.splitlines() if line.startswith("| `") and line.count("|") == 9]
     faults = known_faults.parse(ops_known_faults.TABLE.read_text(encoding="utf-8"))
     assert rows_of_page == [
-        f"| `{x.id}` | {x.package} {x.versions} | {', '.join(f'`{one}`' for one in x.when)} | {x.title} | {x.consequence} "
-        f"| {x.remedy} | [{x.seen}]({x.source}) |"
+        f"| `{x.id}` | {x.package} {x.versions} | {', '.join(f'`{one}`' for one in x.when)} "
+        f"| {'yes' if x.hurts_warm else 'no'} | {x.title} | {x.consequence} | {x.remedy} | [{x.seen}]({x.source}) |"
         for x in faults
     ]
     conditions = {line.split("`")[1] for line in text.splitlines() if line.startswith("| `") and line.count("|") == 3}

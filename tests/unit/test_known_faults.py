@@ -20,6 +20,7 @@ title = "t"
 package = "torch"
 versions = "<2.13"
 when = ["cpu"]
+hurts_warm = false
 consequence = "c"
 remedy = "r"
 source = "https://example.org/1"
@@ -44,6 +45,7 @@ def test_the_table_that_is_shipped_is_one_and_its_titles_are_phrases() -> None:
         ('"torch"', '"numpy"', "package is 'numpy'"),
         ("https://example.org/1", "issue 1", "no https address"),
         ('title = "t"', 'title = ""', "a text is missing"),
+        ("hurts_warm = false", "hurts_warm = 1", "hurts_warm is true or false"),
         ('seen = "read"', 'seen = "heard"', "'heard' is not a valid Seen"),
         ('seen = "read"', 'seen = "read"\nwhy = "x"', "it must have"),
         ("[[fault]]", "[[faults]]", "a list of [[fault]]"),
@@ -160,7 +162,10 @@ def test_people_read_what_is_certain_in_a_line_each_and_with_v_all_of_it() -> No
     assert line.endswith("; build with the OMP_NUM_THREADS of the launch")
     verbose = fault_lines(found, 1)
     assert "  seen: https://github.com/pytorch/pytorch/pull/185049" in verbose
+    assert fault_lines(found, 0, warm=True) == []  # a key that hits cannot miss for it
+    assert fault_lines(found, 1, warm=True) == verbose
     every = applying(FAULTS, {"torch": "2.12.0", "triton": "3.9.0"}, dict.fromkeys(Condition, True))
+    assert "makes compiled calls of other threads raise" in fault_lines(every, 0, warm=True)[0]
     short = fault_lines(every, 0)
     assert len(short) == 4
     assert short[-1].startswith(f"and {len(every) - 3} more known faults")
