@@ -112,7 +112,11 @@ class Flexwarm:
 
     def __call__(self, *arguments: str, env: Mapping[str, str | None] | None = None, prefix: Sequence[str] = ()) -> Done:
         with self.start(*arguments, env=env, prefix=prefix) as process:
-            out, err = process.communicate(timeout=TIMEOUT_SECONDS)
+            try:
+                out, err = process.communicate(timeout=TIMEOUT_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.terminate()  # else its end is waited for
+                raise
         return Done(process.returncode, out, err)
 
     def run_json(self, *arguments: str, env: Mapping[str, str | None] | None = None, prefix: Sequence[str] = ()) -> Done:
