@@ -74,13 +74,12 @@ def recompiled_reasons(recompiled: Sequence[Recompiled]) -> list[Reason]:
             which = f"variant {variant}: {guard}" if known else f"an earlier variant: {event.guards[0]}"
             why = f"this call fails a guard of {which}"
         message = f"Dynamo compiles {event.function} ({event.file}:{event.line}) again, for {why}"
-        reasons.append(Reason(code=Code.RECOMPILED, message=message, hint=_RECOMPILED))
+        reasons.append(Reason(code=Code.RECOMPILED, message=message))
     return list(dict.fromkeys(reasons))[:_RECOMPILES]
 
 
 #: Dynamo's number of a variant of a function.
 _VARIANT = re.compile(r"\d+/\d+(_\d+)?")
-_RECOMPILED = "build with the call that does this; dynamic = true is one variant for all lengths"
 #: Recompiles that are told of a job.
 _RECOMPILES = 3
 

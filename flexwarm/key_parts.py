@@ -11,6 +11,8 @@ from flexwarm.events import Event, KeyGroup, KeyMade
 GRAPH = "graph"
 #: Name of the part that has the name of a Triton kernel.
 KERNEL = "kernel"
+#: Text of the source of a kernel that Inductor wrote.
+GENERATED = "written by Inductor"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,8 +47,8 @@ def graph(differences: Differences, changes: Changes) -> list[Cause]:
         if kind is not CauseKind.GRAPH:
             changes.captured.setdefault(kind.value, second.parameters - first.parameters)
         causes = _causes(first, second, kind, changes, root=pair.name == GRAPH, inside=_inside(found))
-        if not any(cause.kind is kind for cause in found):
-            found += causes
+        if kind is CauseKind.MASK or not any(cause.kind is kind for cause in found):
+            found += [cause for cause in causes if cause not in found]
     if not found and not changes.training:
         found = [_lone(pair) for pair in pairs if pair.lone]
     if not found and whole and not told and not changes.reach_code:

@@ -9,7 +9,7 @@ from flexwarm.key_differences.cause import UNSET, Cause, CauseKind
 from flexwarm.key_differences.changes import Changes
 from flexwarm.key_differences.devices import move
 from flexwarm.key_differences.names import SOURCES, source
-from flexwarm.key_differences.pairs import Differences, Pair, items, shortened, switch
+from flexwarm.key_differences.pairs import Differences, Pair, items, part, shortened, switch
 
 _CONFIGURATIONS = ("autograd_config", "inductor_config", "inductor_config_comms")
 #: Arguments of Inductor that say yes or no, in a user's words.
@@ -47,7 +47,14 @@ def absent(differences: Differences, changes: Changes) -> list[Cause]:
     """All settings of one kind, that one of the keys lacks: they are not named one by one."""
     found = []
     if differences.left.get("autograd_config"):
-        differences.take_one("", "autograd_config")  # what differs in it is named
+        whole = differences.take_one("", "autograd_config")  # what differs in it is named
+        sides = [key.groups.get("autograd_config") for key in (differences.old, differences.new)]
+        if (
+            None in sides
+            and whole is None
+            and any(part(key, "", "autograd_config") for key in (differences.old, differences.new))
+        ):
+            differences.take("autograd_config")  # an earlier flexwarm kept them as a whole, which is the same
     for group in _CONFIGURATIONS:
         sides = [key.groups.get(group) for key in (differences.old, differences.new)]
         if None in sides and len(differences.left.get(group, ())) > 1:

@@ -78,7 +78,7 @@ def reasons(explained: Sequence[Explained], build: str = "flexwarm build") -> li
     for one in sorted(explained, key=lambda one: list(Layer).index(Layer(one.layer))):
         for cause in one.causes:
             name = LAYER_NAMES[Layer(one.layer)]
-            told = layers.setdefault(_as_above(cause, explained), [])
+            told = layers.setdefault(str(cause) if one.layer == Layer.AOT else _as_above(cause, explained), [])
             if name not in told:
                 told.append(name)
     found = [
@@ -93,16 +93,20 @@ def reasons(explained: Sequence[Explained], build: str = "flexwarm build") -> li
 
 
 def _as_above(cause: Cause, explained: Sequence[Explained]) -> str:
-    """A cause as a sentence. AOTAutograd knows the names of inputs, which to Inductor are numbers: the same change is one."""
+    """A cause in Inductor's key, as a sentence. It knows inputs by number, where AOTAutograd has their names.
+
+    The same change is the same cause, unless several of AOTAutograd's inputs have changed so: then it is not known which.
+    """
     change = (cause.kind, cause.old, cause.new)
     if cause.subject.startswith(("input ", "inputs ")):
-        named = (x for one in explained if one.layer == Layer.AOT for x in one.causes if (x.kind, x.old, x.new) == change)
-        cause = next((x for x in named if x.subject.startswith(("input ", "inputs "))), cause)
+        above = {x for one in explained if one.layer == Layer.AOT for x in one.causes if (x.kind, x.old, x.new) == change}
+        named = [x for x in above if x.subject.startswith(("input ", "inputs "))]
+        cause = named[0] if len(named) == 1 else cause
     return str(cause)
 
 
 def unless_explained(differences: Sequence[Reason], explained: Sequence[Explained]) -> list[Reason]:
     """What changed since the build, without the settings where the keys say which of them matter."""
-    kinds = {cause.kind for one in explained for cause in one.causes[:_TOLD]}
+    kinds = {cause.kind for one in explained if one.layer != Layer.TRITON for cause in one.causes[:_TOLD]}
     settings = {CauseKind.SETTING, CauseKind.PRECISION, CauseKind.THREADS, CauseKind.DETERMINISM}
     return [reason for reason in differences if reason.code is not Code.CONFIG_CHANGED or not kinds & settings]

@@ -132,7 +132,12 @@ def kernel_line(n: int = 1024, block: int = 64, warps: int = 4, dtype: str = "fl
         ("", "", {"n": 1000}, "argument n of Triton kernel add is any number, and a multiple of 16 when this was built"),
         ("", "", {"n": 1}, "argument n of Triton kernel add is always 1, and any i32 when this was built"),
         ("constexpr(3)", "constexpr(4)", {}, "SCALE of Triton kernel add has the number constexpr[4], and constexpr[3] when"),
-        ("x * SCALE", "x + SCALE", {}, "a function that Triton kernel add calls has content"),
+        (
+            "x * SCALE",
+            "x + SCALE",
+            {},
+            "the function scaled that Triton kernel add calls has `return x + SCALE`, and `return x * SCALE`",
+        ),
         ("both = scaled", "both = 1 + scaled", {}, "Triton kernel add has `both = 1 + scaled(tl.load(x + at, mask=at < n))"),
         ("import sys", "import sys\n", {}, "the line of Triton kernel add in its file is 14, and 13 when this was built"),
     ],

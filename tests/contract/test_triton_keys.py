@@ -77,7 +77,7 @@ def test_what_goes_into_a_key_is_known_where_the_cache_has_no_kernel_and_nothing
     assert "def kernel(x, n, BLOCK: tl.constexpr):" in parts["source"][1]
     assert parts["kernel"][1] == "kernel"
     assert parts["triton"][1].count(".") == 2
-    assert "arch=90" in parts["backend"][1]
+    assert "arch=90" in parts["target"][1]
     assert compiled(tmp_path) == [[], hash]
 
 
@@ -90,14 +90,14 @@ def test_nothing_is_compiled_or_written_before_a_miss_is_told(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("old", "new", "changed"),
     [
-        ("x * SCALE", "x + SCALE", {"source"}),  # of a function that it calls: its own text is the same
+        ("x * SCALE", "x + SCALE", {"source", "calls[scaled]"}),
         ("tl.constexpr(3)", "tl.constexpr(4)", {"source", "global[SCALE]"}),
         ("import json, sys", "import json, sys\n", {"source", "line"}),
         ('{"BLOCK": 64}', '{"BLOCK": 32}', {"constants[BLOCK]"}),
         ('"n": "i32"', '"n": "i64"', {"signature[n]"}),
         ("{(0,): [['tt.divisibility', 16]]}", "{}", {"attributes[x]"}),
         ('"num_warps": 8', '"num_warps": 4', {"options[num_warps]"}),
-        ('GPUTarget("cuda", 90, 32)', 'GPUTarget("cuda", 80, 32)', {"backend"}),
+        ('GPUTarget("cuda", 90, 32)', 'GPUTarget("cuda", 80, 32)', {"target", "backend"}),
     ],
 )
 def test_a_key_changes_exactly_where_one_of_its_parts_does(tmp_path: Path, old: str, new: str, changed: set[str]) -> None:

@@ -78,3 +78,18 @@ def test_people_read_what_is_to_be_known_beside_the_keys(capsys: pytest.CaptureF
     ]
     print_explained(result, verbosity=-1)
     assert "told" not in capsys.readouterr().out
+
+
+def test_two_inputs_that_changed_alike_in_two_graphs_are_both_named() -> None:
+    """By an input's change alone it is not known of which of them Inductor's input is."""
+    x, weight = (Cause(kind=CauseKind.SHAPE, subject=f"input {name}", old="1", new="2") for name in ("x", "weight"))
+    told = [
+        one.message for one in explaining.reasons([explained("aot", x), explained("aot", weight), explained("fx", cause(7))])
+    ]
+    assert [text.partition(" has ")[0] for text in told] == ["input x", "input weight", "input 7"]
+
+
+def test_a_setting_of_a_triton_kernel_hides_no_setting_of_inductors() -> None:
+    config = Reason(code=Code.CONFIG_CHANGED, message="a setting")
+    kernel = Cause(kind=CauseKind.SETTING, subject="num_warps of Triton kernel add", old="4", new="8")
+    assert explaining.unless_explained([config], [explained("triton", kernel)]) == [config]

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flexwarm.key_differences import UNSET, Cause, CauseKind, causes, nearest
-from flexwarm.key_parts import GRAPH, Group, Key, Part
+from flexwarm.key_parts import GENERATED, GRAPH, Group, Key, Part
 
 OPTIONS = "{'BACKEND': 'AUTO', 'PRESCALE_QK': False, 'WRITE_DQ': True, 'OUTPUT_LOGSUMEXP': False}"
 
@@ -606,6 +606,11 @@ class TestSettings:
         assert before.startswith("content ")
         assert before != after
 
+    def test_settings_that_an_earlier_flexwarm_kept_as_a_whole_which_is_the_same(self) -> None:
+        parts = {**built(), "autograd_config": "all of them"}
+        old = changed(parts, {"autograd_config[donated_buffer]": None})
+        assert [cause[0] for cause in found(longer(parts), old)] == ["shape"]
+
     def test_a_group_that_only_one_has(self) -> None:
         old = {name: text for name, text in built().items() if not name.startswith("inductor_config")}
         assert found(built(), old) == [("other", "inductor_config", UNSET, "4 settings")]
@@ -666,7 +671,8 @@ def kernel(**changes: str | None) -> Key:
     """A key of Triton's, as the observer tells it."""
     parts: Parts = {
         "triton": "3.8.0",
-        "backend": "GPUTarget(backend='cuda', arch=90, warp_size=32)",
+        "target": "GPUTarget(backend='cuda', arch=90, warp_size=32)",
+        "backend": "12.8-90",
         "kernel": "add",
         "source": "def add(x, n, BLOCK):\n    at = tl.arange(0, BLOCK)\n    tl.store(x + at, 1.0)\n",
         "line": "10",
@@ -687,7 +693,8 @@ class TestKernels:
     @pytest.mark.parametrize(
         ("part", "text", "said"),
         [
-            ("backend", "GPUTarget(backend='cuda', arch=100, warp_size=32)", "what Triton compiles for is GPUTarget(backend="),
+            ("backend", "13.0-90", "Triton's assembler is 13.0-90, and 12.8-90"),
+            ("target", "GPUTarget(backend='cuda', arch=100, warp_size=32)", "what Triton compiles for is GPUTarget(backend="),
             ("triton", "3.9.0", "Triton is 3.9.0, and 3.8.0"),
             ("constants[BLOCK]", "128", "argument BLOCK of Triton kernel add has the number 128, and 64"),
             ("signature[x]", "*bf16", "argument x of Triton kernel add has the dtype *bf16, and *fp32"),
@@ -726,6 +733,35 @@ class TestKernels:
             new = replace(new, groups={**new.groups, "": Group(digest="other", parts=parts)})
         (cause,) = causes(old, new)
         assert said in str(cause)
+
+    def test_a_function_that_it_calls_a_constant_and_its_line_are_all_told(self) -> None:
+        """A helper stands above its kernel, so that its change mostly moves the kernel as well."""
+        old = kernel(**{"calls[scaled]": "def scaled(x):\n    return x * 2\n"})
+        new = kernel(
+            **{
+                "calls[scaled]": "def scaled(x):\n\n    return x * 3\n",
+                "line": "11",
+                "global[SCALE]": "4",
+                "source": "def add(): 1",
+            }
+        )
+        told = [str(cause) for cause in causes(old, new)]
+        assert len(told) == 4
+        assert any("the function scaled that Triton kernel add calls has `return x * 3`" in text for text in told)
+        assert any("the line of Triton kernel add in its file is 11" in text for text in told)
+        assert any("SCALE of Triton kernel add has the number 4" in text for text in told)
+
+    def test_what_inductor_wrote_blames_no_function_of_the_users(self) -> None:
+        old, new = kernel(source=GENERATED), kernel(source=GENERATED)
+        parts = {**new.groups[""].parts, "source": Part(name="source", digest="other", text=GENERATED)}
+        (cause,) = causes(old, replace(new, groups={**new.groups, "": Group(digest="other", parts=parts)}))
+        assert str(cause).startswith("what Inductor wrote as Triton kernel add has content other, and content ")
+
+    def test_an_item_of_a_tuple_is_told_and_not_the_tuple(self) -> None:
+        old = kernel(**{"signature[args]": "('i32', 'i32')"})
+        new = kernel(**{"signature[args]": "('constexpr', 'i32')", "constants[args.0]": "1"})
+        (cause,) = causes(old, new)
+        assert str(cause) == "argument args.0 of Triton kernel add is always 1, and any number when this was built"
 
     def test_a_kernel_is_held_against_those_of_its_name_alone(self) -> None:
         near, far = kernel(name="subtract"), replace(kernel(**{"constants[BLOCK]": "1", "line": "9"}), key="far")

@@ -10,13 +10,14 @@ import functools
 import hashlib
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from flexwarm import canonical
-from flexwarm.key_parts import KERNEL, Part
+from flexwarm.key_parts import GENERATED, KERNEL, Part
 
 _NAMES = ("make_backend", "get_cache_key", "get_cache_manager")
 #: Characters that are kept of a part's text, and of the source of a kernel.
@@ -45,7 +46,9 @@ class Kernel:
         """The parts of its key, as torch's keys have theirs."""
         found = [
             _part("triton", _triton_key(), _triton_version()),
-            _part("backend", str(self.backend.hash()), f"{self.backend.target}"),
+            _part("target", f"{self.backend.target}"),
+            _part("backend", str(self.backend.hash())),
+            *_hook(),
             *_source(self.source),
             *_options(self.options),
         ]
@@ -74,6 +77,8 @@ def watch(on_miss: Callable[[Kernel], None]) -> bool:
     def watched_backend(*args: Any, **kwargs: Any) -> Any:
         backend = make_backend(*args, **kwargs)
         add_stages = backend.add_stages
+        if getattr(add_stages, "__wrapped__", None) is not None:
+            return backend  # one that was made before
 
         @functools.wraps(add_stages)
         def reporting_stages(*args: Any, **kwargs: Any) -> Any:
@@ -82,23 +87,39 @@ def watch(on_miss: Callable[[Kernel], None]) -> bool:
                 on_miss(kernel)
             return add_stages(*args, **kwargs)
 
-        backend.add_stages = reporting_stages
+        with suppress(AttributeError):  # where it takes none, Triton's own report, after the compile, is all there is
+            backend.add_stages = reporting_stages
         return backend
 
     @functools.wraps(get_cache_key)
-    def remembering_key(src: Any, backend: Any, backend_options: Any, env_vars: Any) -> Any:
-        here.kernel = Kernel(src, backend, backend_options, env_vars)
-        return get_cache_key(src, backend, backend_options, env_vars)
+    def remembering_key(*args: Any, **kwargs: Any) -> Any:
+        here.kernel = _asked(args, kwargs)
+        return get_cache_key(*args, **kwargs)
 
     @functools.wraps(get_cache_manager)
-    def remembering_manager(key: str) -> Any:
+    def remembering_manager(*args: Any, **kwargs: Any) -> Any:
         if here.kernel is not None and not here.kernel.hash:
-            here.kernel.hash = key
-        return get_cache_manager(key)
+            here.kernel.hash = str(next(iter((*args, *kwargs.values())), ""))
+        return get_cache_manager(*args, **kwargs)
 
     compiler.make_backend, compiler.get_cache_key = watched_backend, remembering_key
     compiler.get_cache_manager = remembering_manager
     return True
+
+
+def _asked(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Kernel | None:
+    """The kernel that a key is made for; None of another Triton, whose arguments are not these."""
+    values = [*args, *kwargs.values()]
+    return Kernel(values[0], values[1], values[2], values[3]) if len(values) == 4 else None
+
+
+def _hook() -> Iterator[Part]:
+    """What a user's hook adds to every key."""
+    from triton import knobs
+
+    hook = getattr(knobs.runtime, "add_stages_inspection_hook", None)
+    if hook is not None:
+        yield _part("add_stages_inspection_hook", str(hook()[0]))
 
 
 def _part(name: str, value: str, text: str | None = None) -> Part:
@@ -128,10 +149,15 @@ def _source(source: Any) -> Iterator[Part]:
         return
     yield _part(KERNEL, str(source.name))
     # The function's key is of its text, its line, and the functions and constants that it uses.
-    yield _part("source", str(function.cache_key), "" if _is_generated(function) else str(function.src)[:_CODE])
-    yield _part("line", str(function.starting_line_number))
+    generated = _is_generated(function)
+    yield _part("source", str(function.cache_key), GENERATED if generated else str(function.src)[:_CODE])
+    if not generated:
+        yield _part("line", str(function.starting_line_number))
+        for name, called in sorted(_called(function, {}).items()):
+            yield _part(f"calls[{name}]", canonical.digest(str(called.src)), str(called.src)[:_CODE])
     for (name, _), (value, _) in function.used_global_vals.items():
-        yield _part(f"global[{name}]", str(value))
+        if type(value).__name__ == "constexpr":  # others may not change, and are in no key
+            yield _part(f"global[{name}]", str(value))
     names = list(function.arg_names)
     for name, kind in source.signature.items():
         yield _part(f"signature[{name}]", str(kind))
@@ -139,6 +165,17 @@ def _source(source: Any) -> Iterator[Part]:
         yield _part(f"constants[{_argument(names, path)}]", str(getattr(value, "cache_key", value)), str(value)[:_TEXT])
     for path, attributes in source.attrs.items():
         yield _part(f"attributes[{_argument(names, path)}]", str(attributes))
+
+
+def _called(function: Any, found: dict[str, Any]) -> dict[str, Any]:
+    """Kernels that a kernel calls, and those that these call, by name; of a module's attributes nothing is known."""
+    code = getattr(function.fn, "__code__", None)
+    for name in code.co_names if code is not None else ():
+        value = function.fn.__globals__.get(name)
+        if name not in found and hasattr(value, "cache_key") and hasattr(value, "src"):
+            found[name] = value
+            _called(value, found)
+    return found
 
 
 def _argument(names: list[str], path: Any) -> str:
