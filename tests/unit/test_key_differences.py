@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flexwarm.key_differences import UNSET, Cause, CauseKind, causes, nearest
@@ -886,12 +886,14 @@ def made(parts: Mapping[str, tuple[str, str]]) -> Key:
 KEYS = st.dictionaries(NAMES, st.tuples(TEXTS, st.sampled_from("abc")), max_size=12).map(made)
 
 
+@settings(deadline=None)  # a machine that does more than this is no fault
 @given(KEYS)
 def test_any_key_is_itself(one: Key) -> None:
     assert causes(one, one) == []
     assert causes(one, replace(one, groups={name: replace(group) for name, group in one.groups.items()})) == []
 
 
+@settings(deadline=None)  # a machine that does more than this is no fault
 @given(KEYS, KEYS)
 def test_there_is_a_cause_if_any_part_differs(old: Key, new: Key) -> None:
     digests = [{part.name: part.digest for group in one.groups.values() for part in group.parts.values()} for one in (old, new)]
