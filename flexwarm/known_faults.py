@@ -6,7 +6,7 @@ The faults are data, in ``known_faults.toml`` beside this module; nothing is dec
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +14,8 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from flexwarm.canonical import StrEnum
-from flexwarm.plan import Plan
-from flexwarm.workload import CallSite
+from flexwarm.plan import Job, Plan, Worker
+from flexwarm.workload import CallSite, Shape, Workload
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -37,7 +37,17 @@ class Condition(StrEnum):
     SEVERAL_RANKS = "several-ranks"
     THREADS_UNSET = "threads-unset"  # OMP_NUM_THREADS is not set, so that a launcher or the machine decides
     MOVED_CACHE = "moved-cache"  # it was copied or moved to another path
-    OWN_CODE = "own-code"  # more is compiled than attention: a model, or kernels of the user's own
+    DAMAGED_CACHE = "damaged-cache"  # a file of it was cut off, as by a full disk or a crash of the machine
+    SHORT_GROUPED_QUERIES = "short-grouped-queries"  # under 128 of them, and with their group more than a block of the mask
+    AUTOGRAD_FUNCTION = "autograd-function"  # a torch.autograd.Function of the user's own is compiled
+    AUTOCAST_INSIDE = "autocast-inside"  # an autocast region is inside of what is compiled
+    OPAQUE_CALLABLE = "opaque-callable"  # what is compiled calls code that Dynamo does not look into
+    BUCKETED_GATHERS = "bucketed-gathers"  # Inductor was told to fuse all-gathers
+    OWN_KERNELS = "own-kernels"  # Triton kernels of the user's own are launched
+
+
+#: What one thing that is compiled, one job or one program, is known to be or not to be.
+Facts = Mapping[Condition, bool]
 
 
 class Seen(StrEnum):
@@ -146,21 +156,24 @@ def _fault(row: Mapping[str, Any]) -> KnownFault:
     return KnownFault(**{text: row[text] for text in _TEXTS}, when=when, hurts_warm=row["hurts_warm"], seen=seen)
 
 
-def applying(
-    faults: Iterable[KnownFault], installed: Mapping[str, str], facts: Mapping[Condition, bool]
-) -> tuple[Applying, ...]:
+def applying(faults: Iterable[KnownFault], installed: Mapping[str, str], cases: Iterable[Facts]) -> tuple[Applying, ...]:
     """The faults of the installed versions that matter, or may, those that are certain first.
 
     Args:
         installed: package -> version; one that is not installed has no faults.
-        facts: what is known to be so, or not to be so; of the rest nothing is known.
+        cases: each thing that is compiled. A fault matters where one of them fulfils all its conditions: what is so of one
+            job and what is so of another make none.
     """
+    known = tuple(cases)
     found = []
     for fault in faults:
         version = installed.get(fault.package, "")
-        states = [facts.get(condition) for condition in fault.when]
-        if _is_of(version, fault.versions) and False not in states:
-            found.append(Applying(fault=fault, installed=version, certain=all(states)))
+        if not _is_of(version, fault.versions):
+            continue
+        states = [[facts.get(condition) for condition in fault.when] for facts in known]
+        possible = [state for state in states if False not in state]
+        if possible:
+            found.append(Applying(fault=fault, installed=version, certain=any(all(state) for state in possible)))
     return tuple(sorted(found, key=lambda one: not one.certain))
 
 
@@ -171,26 +184,63 @@ def _is_of(version: str, versions: str) -> bool:
         return False
 
 
-def facts_of_plan(plan: Plan, environ: Mapping[str, str]) -> dict[Condition, bool]:
-    """What a plan says of its launch, under ``environ``."""
-    workers, jobs = plan.workers, plan.jobs
-    devices = {job.device for job in jobs}
-    sites = {job.workload.call_site for job in jobs}
-    steps = any(job.workload.step is not None for job in jobs)
-    lanes = [{(job.lane, job.device) for job in worker.jobs} for worker in workers]
+def facts_of_plan(plan: Plan, environ: Mapping[str, str]) -> tuple[Facts, ...]:
+    """What a plan says of each of its jobs, under ``environ``; of jobs that are alike once."""
+    indices: dict[str, set[str]] = {}
+    for job in plan.jobs:
+        indices.setdefault(job.workload.name, set()).update({job.device} - {"cpu"})
+    several = {name for name, devices in indices.items() if len(devices) > 1}
+    cases = [_facts_of_job(plan, worker, job, several, environ) for worker in plan.workers for job in worker.jobs]
+    return tuple({frozenset(facts.items()): facts for facts in cases}.values())
+
+
+def _facts_of_job(plan: Plan, worker: Worker, job: Job, several_devices: Collection[str], environ: Mapping[str, str]) -> Facts:
+    workload = job.workload
+    on_gpu = job.device != "cpu"
     facts = {
-        Condition.CPU: "cpu" in devices,
-        Condition.CUDA: devices != {"cpu"},
-        Condition.SEVERAL_LANES: any(len({lane for lane, _ in seats}) > 1 for seats in lanes),
-        Condition.SHARED_DEVICE: any(len(seats) > len({device for _, device in seats}) for seats in lanes),
-        Condition.SEVERAL_DEVICES: len(devices - {"cpu"}) > 1,
-        Condition.SEVERAL_RANKS: len(workers) > 1,
-        Condition.GRADIENTS: any(job.workload.grad for job in jobs),
-        Condition.CHECKPOINT: bool(sites & {CallSite.CHECKPOINT, CallSite.SELECTIVE_CHECKPOINT}),
-        Condition.SELECTIVE_CHECKPOINT: CallSite.SELECTIVE_CHECKPOINT in sites,
-        Condition.OWN_CODE: steps,
-        Condition.THREADS_UNSET: any("OMP_NUM_THREADS" not in {**environ, **worker.env} for worker in workers),
+        Condition.CPU: not on_gpu,
+        Condition.CUDA: on_gpu,
+        Condition.SEVERAL_LANES: len(worker.lanes) > 1,
+        Condition.SHARED_DEVICE: sum(lane.device == job.device for lane in worker.lanes) > 1,
+        Condition.SEVERAL_DEVICES: on_gpu and workload.name in several_devices,
+        Condition.SEVERAL_RANKS: len(plan.workers) > 1,
+        Condition.THREADS_UNSET: "OMP_NUM_THREADS" not in {**environ, **worker.env},
     }
-    # What a step function does inside is not in the plan.
-    inside = (Condition.GRADIENTS, Condition.CHECKPOINT, Condition.SELECTIVE_CHECKPOINT)
-    return {name: value for name, value in facts.items() if value or not (steps and name in inside)}
+    if workload.step is not None:
+        return facts  # what a step function does inside is not in the plan
+    inside = dict.fromkeys(_ONLY_OF_MORE_THAN_ATTENTION, False)
+    short = None if _chooses_blocks(workload) else any(_is_short_and_grouped(shape) for shape in workload.shapes)
+    return {
+        **facts,
+        **inside,
+        Condition.GRADIENTS: workload.grad,
+        Condition.CHECKPOINT: workload.call_site in (CallSite.CHECKPOINT, CallSite.SELECTIVE_CHECKPOINT),
+        Condition.SELECTIVE_CHECKPOINT: workload.call_site is CallSite.SELECTIVE_CHECKPOINT,
+        # Without a mask the block has no end.
+        **({} if short is None else {Condition.SHORT_GROUPED_QUERIES: short and workload.mask is not None}),
+    }
+
+
+#: An attention call of a spec has none of these.
+_ONLY_OF_MORE_THAN_ATTENTION = (
+    Condition.AUTOGRAD_FUNCTION,
+    Condition.AUTOCAST_INSIDE,
+    Condition.OPAQUE_CALLABLE,
+    Condition.BUCKETED_GATHERS,
+    Condition.OWN_KERNELS,
+)
+
+#: Queries in a block of a mask, and how many fewer there must be for flex_attention to take its kernel for decoding.
+_MASK_BLOCK = 128
+
+
+def _chooses_blocks(workload: Workload) -> bool:
+    """It tells flex_attention which kernel or which blocks to take."""
+    chosen = ("FORCE_USE_FLEX_ATTENTION", "BACKEND")
+    return any(name.endswith("BLOCK_M") or name in chosen for name in workload.kernel_options or ())
+
+
+def _is_short_and_grouped(shape: Shape) -> bool:
+    """The kernel for decoding takes the queries of all heads of a group as one block, rounded up to a power of two."""
+    group = shape.q_heads // shape.kv_heads
+    return shape.q_len < _MASK_BLOCK and group & (group - 1) == 0 and shape.q_len * group > _MASK_BLOCK

@@ -13,7 +13,9 @@ from flexwarm.errors import ExitCode, FlexwarmError
 from flexwarm.files import user_name
 from flexwarm.known_faults import Applying
 from flexwarm.ops import known_faults
+from flexwarm.ops.prepare import check_devices
 from flexwarm.ops.publish import SPACE_BYTES
+from flexwarm.spec import Spec
 from flexwarm.specfile import read_spec
 from flexwarm.store import Store
 
@@ -60,7 +62,8 @@ def diagnose(environ: Mapping[str, str], *, root: Path | None, trust_shared: boo
     """Look at everything.
 
     Args:
-        spec: the launch that is meant; without one, of known faults it is only said for which launches they matter.
+        spec: the launch that is meant: its devices must be here, and a compiler where it needs one. Without one, of
+            known faults it is only said for which launches they matter.
 
     Raises:
         UsageError, SpecError: the spec cannot be read.
@@ -69,15 +72,15 @@ def diagnose(environ: Mapping[str, str], *, root: Path | None, trust_shared: boo
     where = root if root is not None else store.default_root(environ)
     checks = [
         _check("toolchain", _toolchain),
-        _check("GPU", _gpu),
-        _check("C++ compiler", lambda: _compiler(environ)),
+        _check("GPU", lambda: _gpu(environ, wanted)),
+        _check("C++ compiler", lambda: _compiler(environ, wanted)),
         *_variables(environ),
         _check("store", lambda: _store(where, trust_shared)),
         _check("space", lambda: _space(where)),
         _check("bucket", lambda: _bucket(environ, where, trust_shared)),
     ]
     if wanted is None:
-        return Diagnosis(checks=tuple(checks), faults=known_faults.applying({}))
+        return Diagnosis(checks=tuple(checks), faults=known_faults.applying([{}]))
     planned = plan.make_plan(wanted, environ=environ, bucket_path="", cores=os.cpu_count() or 1)
     faults = known_faults.of_plan(planned, environ)
     return Diagnosis(checks=tuple(checks), faults=faults)
@@ -97,7 +100,9 @@ def _toolchain() -> Check:
     return Check(name="toolchain", status=Status.OK, message=found)
 
 
-def _gpu() -> Check:
+def _gpu(environ: Mapping[str, str], wanted: Spec | None) -> Check:
+    if wanted is not None:
+        check_devices(wanted.roles, environ)
     found = toolchain.gpus()
     if not found:
         return Check(name="GPU", status=Status.OK, message="none here: specs for cpu, and --target for GPUs elsewhere")
@@ -105,12 +110,15 @@ def _gpu() -> Check:
     return Check(name="GPU", status=Status.OK, message=f"{len(found)}: {', '.join(names)}")
 
 
-def _compiler(environ: Mapping[str, str]) -> Check:
-    """A GPU needs none; so it is a failure only where there is none."""
+def _compiler(environ: Mapping[str, str], wanted: Spec | None) -> Check:
+    """A GPU needs none; so it is a failure only for a spec with a role on the CPU, or where nothing but a CPU is."""
+    needed = any(role.uses_cpu for role in wanted.roles) if wanted is not None else not toolchain.gpus()
     try:
-        compiler = toolchain.require_cxx(environ, building=True, headers=toolchain.python_headers())
+        # As build and verify start their workers.
+        own = {**environ, **plan.SELF_CONTAINED}
+        compiler = toolchain.require_cxx(own, building=True, headers=toolchain.python_headers())
     except FlexwarmError as error:
-        if not toolchain.gpus():
+        if needed:
             raise
         return Check(name="C++ compiler", status=Status.WARN, message=error.message, hint=error.hint)
     return Check(name="C++ compiler", status=Status.OK, message=f"{compiler.version} ({compiler.path})")

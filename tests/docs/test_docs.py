@@ -529,7 +529,7 @@ def test_every_field_of_a_steps_json_is_on_the_json_page() -> None:
 
 def test_every_field_of_a_diagnosis_is_on_the_json_page() -> None:
     check = Check(name="n", status=Status.OK, message="m")
-    faults = ops_known_faults.applying({})
+    faults = ops_known_faults.applying([{}])
     listed = code_in(section(page("json.md"), "doctor"))
     assert set(_fields(render_doctor.to_json(Diagnosis(checks=(check,), faults=faults)))) - listed == {"verdict", "exit_code"}
     assert {status.value for status in Status} <= listed

@@ -29,8 +29,11 @@ def test_a_spec_says_which_faults_matter_and_verify_names_the_same(warm: Flexwar
     assert doctor.code == 0
     assert doctor.json["checks"][-1]["message"].endswith("was built for this toolchain")
     certain = {fault["id"] for fault in doctor.json["known_faults"] if fault["certain"]}
-    in_key = toolchain.require_supported().minor >= (2, 13)
-    assert certain == {"threads-in-the-key" if in_key else "threads-not-in-the-key"}
+    minor = toolchain.require_supported().minor
+    in_key = minor >= (2, 13)
+    older = {"vector-probe-imports-torch", "threads-not-in-the-key"}
+    header = {"header-outside-the-cache"} if minor < (2, 12) else set()
+    assert certain == ({"threads-in-the-key"} if in_key else older | header)
     verified = warm.run_json("verify", "--fast", env=without)
     assert verified.json["known_faults"] == doctor.json["known_faults"]
     told = warm("verify", "--fast", env=without)
@@ -60,6 +63,29 @@ def test_what_is_wrong_is_named_with_the_next_step(
     assert wrong[0]["hint"]
     quiet = flexwarm("doctor", "-q", env=env)
     assert (quiet.code, said in quiet.out, "toolchain" in quiet.out) == (code, True, False)
+
+
+GPU_SPEC = """
+schema = 1
+[[role]]
+name = "r"
+devices = "cuda:7"
+[[workload]]
+name = "w"
+q_heads = 2
+head_dim = 64
+q_len = 128
+"""
+
+
+@pytest.mark.skipif(len(toolchain.gpus()) > 7, reason="the GPU is here")
+def test_a_spec_whose_gpus_are_not_here_cannot_run_here_and_needs_no_compiler(flexwarm: Flexwarm) -> None:
+    flexwarm.spec(GPU_SPEC)
+    done = flexwarm.run_json("doctor", "flexwarm.toml", env={"CXX": "no-such-compiler"})
+    wrong = {check["name"]: check for check in done.json["checks"] if check["status"] != "ok"}
+    assert (done.code, {name: check["status"] for name, check in wrong.items()}) == (3, {"GPU": "fail", "C++ compiler": "warn"})
+    assert "role 'r': devices: cuda:7 is not there" in wrong["GPU"]["message"]
+    assert "threads-in-the-key" not in {fault["id"] for fault in done.json["known_faults"]}
 
 
 def test_a_store_that_others_can_write_fails_and_the_other_checks_are_made(flexwarm: Flexwarm) -> None:
