@@ -7,7 +7,7 @@ import signal
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
-from flexwarm import evidence, nodes, tuning
+from flexwarm import evidence, lookups, nodes, tuning
 from flexwarm.commandline import read, title
 from flexwarm.compiler_lines import cxx_source, subject
 from flexwarm.errors import ExitCode
@@ -86,7 +86,7 @@ def judge_verified_launch(record: LaunchRecord, expected: Expectation, notes: Ma
     for program in record.judged:
         reasons = [reason for graph in program.graphs for reason in _miss_reasons(graph)]
         missed = bool(reasons)
-        reasons += evidence.recompiled_reasons(program.recompiled)
+        reasons += lookups.recompiled_reasons(program.recompiled)
         if program.held is not None and not missed:
             # Held at a miss that no layer reported would be our own fault, and must not be silence.
             reasons.append(Reason(code=Code.NO_EVIDENCE, message="the program was stopped, and no layer said why"))
@@ -176,7 +176,7 @@ def _compiler_reasons(record: LaunchRecord) -> list[Reason]:
     return [
         Reason(
             code=Code.COMPILED,
-            message=f"a compiler ran beside the caches: {evidence.cut(subject(first.argv))} (process {first.pid}){more}",
+            message=f"a compiler ran beside the caches: {lookups.cut(subject(first.argv))} (process {first.pid}){more}",
             hint="what build tools make is not kept in the bucket: let the line run once more, or build it before the launch",
         )
     ]
@@ -197,20 +197,20 @@ def _miss_reasons(graph: GraphRecord) -> list[Reason]:
     for lookup in graph.answers(Answer.MISS):
         reasons.append(
             Reason(
-                code=evidence.MISSES[lookup.layer],
-                message=f"{_where(graph)}: {evidence.missed(lookup)}",
+                code=lookups.MISSES[lookup.layer],
+                message=f"{_where(graph)}: {lookups.missed(lookup)}",
                 hint="flexwarm build -- with this launch line",
             )
         )
     asked = bool(graph.answers(Answer.MISS) or graph.answers(Answer.BYPASS))
     for event in graph.compiled:
         if not (asked and event.what == "inductor"):
-            reasons.append(evidence.compiled_reason(event, f"{_where(graph)}: "))
+            reasons.append(lookups.compiled_reason(event, f"{_where(graph)}: "))
     return reasons
 
 
 def _bypass_reasons(graph: GraphRecord) -> list[Reason]:
-    return [evidence.bypassed(lookup, f"{_where(graph)}: ") for lookup in graph.answers(Answer.BYPASS)]
+    return [lookups.bypassed(lookup, f"{_where(graph)}: ") for lookup in graph.answers(Answer.BYPASS)]
 
 
 def _common_reasons(program: ProgramRecord, record: LaunchRecord, expected: Expectation) -> list[Reason]:
@@ -365,7 +365,7 @@ def _evidence_reasons(program: ProgramRecord) -> list[Reason]:
                 reasons.append(
                     Reason(
                         code=Code.NO_EVIDENCE,
-                        message=f"{_where(graph)}: the {evidence.LAYER_NAMES[layer]} cache was never asked",
+                        message=f"{_where(graph)}: the {lookups.LAYER_NAMES[layer]} cache was never asked",
                         hint="is it switched off, by a variable or in the training code?",
                     )
                 )
@@ -409,7 +409,7 @@ def _key_reasons(program: ProgramRecord, expected: Expectation, alike: Set[tuple
     reasons = [
         Reason(
             code=Code.KEY_NOT_LISTED,
-            message=f"{layer} key {evidence.short(key)} hit, but no build recorded it",
+            message=f"{layer} key {lookups.short(key)} hit, but no build recorded it",
             hint="flexwarm build -- with this launch line",
         )
         for layer, key in sorted(hits - expected.listed)
@@ -437,7 +437,7 @@ def _unseen_reasons(of: str, keys: Set[tuple[str, str]]) -> list[Reason]:
     return [
         Reason(
             code=Code.KEY_NOT_SEEN,
-            message=f"the build of this line recorded {layer} key {evidence.short(key)}{more}{of}, and it was not asked for",
+            message=f"the build of this line recorded {layer} key {lookups.short(key)}{more}{of}, and it was not asked for",
             hint="does the program make other calls each time? build and verify with enough steps to make them all",
         )
     ]

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from flexwarm import evidence, tuning
+from flexwarm import evidence, lookups, tuning
 from flexwarm.canonical import StrEnum
 from flexwarm.errors import ExitCode
 from flexwarm.events import Answer
@@ -153,10 +153,10 @@ def _judge_verified_job(
     left_open: Sequence[Reason],
 ) -> JobVerdict:
     job = job_record.job
-    reasons = evidence.layer_reasons(job_record)
-    reasons += [evidence.compiled_reason(event) for event in job_record.compiled]
+    reasons = lookups.layer_reasons(job_record)
+    reasons += [lookups.compiled_reason(event) for event in job_record.compiled]
     missed = bool(reasons)
-    reasons += evidence.recompiled_reasons(job_record.recompiled)
+    reasons += lookups.recompiled_reasons(job_record.recompiled)
     reasons += evidence.hazard_reasons(job_record)
     reasons += evidence.end_reasons(job_record, record.worker_of(job))
     lanes = record.round_of(job)
@@ -179,7 +179,7 @@ def _missed(job_record: JobRecord) -> bool:
 
 def _judge_built_job(job_record: JobRecord, record: Record, stored: frozenset[tuple[str, str]]) -> JobVerdict:
     job = job_record.job
-    bypasses = [r for r in evidence.layer_reasons(job_record) if r.code in (Code.AOT_BYPASS, Code.FX_BYPASS)]
+    bypasses = [r for r in lookups.layer_reasons(job_record) if r.code in (Code.AOT_BYPASS, Code.FX_BYPASS)]
     reasons = bypasses + evidence.hazard_reasons(job_record) + evidence.end_reasons(job_record, record.worker_of(job))
     lanes = record.round_of(job)
     if job_record.ran_to_end:
@@ -194,7 +194,7 @@ def _judge_built_job(job_record: JobRecord, record: Record, stored: frozenset[tu
                 Reason(
                     code=Code.WITNESSES_DISAGREE,
                     message=f"{job.leader} had compiled the same job, and {missed[0].layer.value} key "
-                    f"{evidence.short(missed[0].key)} missed all the same: keys are not stable between processes",
+                    f"{lookups.short(missed[0].key)} missed all the same: keys are not stable between processes",
                     hint=""
                     if job.workload.step is None
                     else "a step that depends on the rank needs a role for each kind of rank",

@@ -17,7 +17,7 @@ def kernel_causes(old: Key, new: Key) -> list[Cause]:
     """The causes, in no order."""
     differences = Differences(old, new)
     named = part(new, "", KERNEL)
-    kernel = f"Triton kernel {named.text}" if named else "a Triton kernel"
+    kernel = f"Triton kernel {' '.join(named.text.split())}" if named else "a Triton kernel"
     content = differences.take_one("", "triton")
     target, backend = differences.take_one("", "target"), differences.take_one("", "backend")
     found = [Cause(CauseKind.TRITON, "Triton", *_version(content))] if content else []

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from flexwarm import key_store
 from flexwarm.errors import StoreError
 from flexwarm.events import Layer
-from flexwarm.evidence import LAYER_NAMES
 from flexwarm.explanation import Explained, explain
 from flexwarm.key_differences import Cause, CauseKind
 from flexwarm.key_parts import Key
+from flexwarm.lookups import LAYER_NAMES
 from flexwarm.manifest import Manifest
 from flexwarm.reasons import Code, Reason
 from flexwarm.store import Bucket
@@ -26,12 +26,14 @@ def keep(bucket: Bucket, keys: Iterable[Key], notify: Notify, *, only: Manifest 
     """Keep the parts of keys that a build has made. Without them a later miss is not explained, and nothing else is wrong.
 
     Args:
-        only: forget those that this manifest does not list.
+        only: forget those that this manifest does not list, but for kernels of Triton's that were tried.
     """
+    keys = list(keys)
     try:
         key_store.append(bucket, keys)
         if only is not None:
-            key_store.keep_only(bucket, only.keys)
+            asked = {(key.layer, key.key) for key in keys if key.layer == Layer.TRITON}  # also one whose compile failed
+            key_store.keep_only(bucket, only.keys | asked)
     except StoreError as error:
         notify(f"what went into the keys is not kept, so a later miss is not explained: {error.message}")
 
@@ -56,7 +58,11 @@ def explain_misses(
         return {}
     explained: dict[tuple[str, str], Explained | None] = {}
     try:
-        made = [key for key in key_store.load(bucket) if not listed or (key.layer, key.key) in listed]
+        told = key_store.load(bucket)
+        # A build asked for it as well, and its compile failed there: what it is made of is no cause.
+        tried = {(key.layer, key.key) for key in told if key.layer == Layer.TRITON} - listed if listed else set()
+        wanted = {job: [key for key in keys if (key.layer, key.key) not in tried] for job, keys in wanted.items()}
+        made = [key for key in told if not listed or (key.layer, key.key) in listed]
         for job, keys in wanted.items():
             for key in keys:
                 if (key.layer, key.key) not in explained and len(explained) < _EXPLAINED:

@@ -11,17 +11,16 @@ from flexwarm.launch_verdict import judge_verified_launch
 from flexwarm.manifest import Manifest
 from flexwarm.observation import OnMiss
 from flexwarm.ops.before_launch import admit
+from flexwarm.ops.launch_changes import explain_misses, why_missed
 from flexwarm.ops.launch_line import (
     LaunchOptions,
     LaunchResult,
     LaunchWatcher,
     PreparedLaunch,
     expectation,
-    explain_misses,
     observe,
     prepare_real_launch,
     result_of,
-    why_missed,
     with_space,
 )
 from flexwarm.ops.prepare import foreign_cache

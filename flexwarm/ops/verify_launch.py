@@ -14,20 +14,18 @@ from flexwarm.manifest import Manifest
 from flexwarm.observation import OnMiss
 from flexwarm.ops import before_launch, publish
 from flexwarm.ops.differences import no_bucket
+from flexwarm.ops.launch_changes import environment_of, explain_misses, why_missed
 from flexwarm.ops.launch_line import (
     BUILD,
     LaunchOptions,
     LaunchResult,
     LaunchWatcher,
     PreparedLaunch,
-    environment_of,
     expectation,
-    explain_misses,
     observe,
     observe_outside,
     prepare_launch,
     result_of,
-    why_missed,
     with_space,
 )
 from flexwarm.ops.verify import corrupt, disabled_caches, fault_reason

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from flexwarm.events import Layer
-from flexwarm.evidence import LAYER_NAMES, MISSES, short
 from flexwarm.explanation import Explained
+from flexwarm.lookups import LAYER_NAMES, MISSES, short
 from flexwarm.ops.launch_line import LaunchResult
 from flexwarm.ops.run import RunResult
 from flexwarm.reasons import Code, Kind, Reason

@@ -154,7 +154,48 @@ def test_what_is_not_as_it_was_of_a_triton_kernel_is_named_and_nothing_is_compil
     assert miss["layer"] == "triton"
     (cause,) = miss["causes"]
     assert cause["text"].startswith(told), cause["text"]
-    assert {"triton-miss", "key-changed"} <= done.codes(), done.messages()
+    assert done.codes() == {"triton-miss", "key-changed", "compiled"}, done.messages()  # no graph's key is blamed
+
+
+def test_a_variable_that_only_triton_has_in_its_key_blames_no_other_layer(kernels: Flexwarm) -> None:
+    kernels.module(KERNEL, "kernels")
+    done = kernels.run_json("explain", "--target", "h200", *kernel_line(), env={"DISABLE_LLVM_OPT": "1"})
+    (miss,) = [miss for job in done.json["jobs"] for miss in job["misses"]]
+    assert (miss["layer"], [cause["subject"] for cause in miss["causes"]]) == ("triton", ["DISABLE_LLVM_OPT"])
+    assert done.codes() == {"triton-miss", "key-changed", "compiled"}, done.messages()
+
+
+#: A kernel that does not compile with one of two numbers, which the program sees.
+FAILING = """
+import torch
+import triton
+import triton.language as tl
+
+@triton.jit
+def filled(x, BLOCK: tl.constexpr):
+    tl.static_assert(BLOCK < 64)
+    tl.store(x + tl.arange(0, BLOCK), 1.0)
+
+x = torch.zeros(64, device="cuda")
+for block in (64, 16):
+    try:
+        filled[(1,)](x, BLOCK=block)
+    except triton.CompilationError:
+        print("too many", flush=True)
+"""
+
+
+def test_a_kernel_whose_compile_failed_in_the_build_too_is_explained_by_no_other(flexwarm: Flexwarm) -> None:
+    flexwarm.module(FAILING, "failing")
+    line = ("--target", "h200", "--", sys.executable, "failing.py")
+    built = flexwarm.run_json("build", *line)
+    assert (built.code, built.json["verdict"]) == (0, "built"), built.messages() + built.err
+    for _ in range(2):  # a second build asks for it again
+        done = flexwarm.run_json("explain", *line)
+        assert (done.code, done.json["verdict"]) == (1, "cold"), done.messages()
+        assert "is not in the bucket (filled)" in done.messages()
+        assert not [miss for job in done.json["jobs"] for miss in job["misses"]]
+        assert flexwarm.run_json("build", *line).code == 0
 
 
 def test_a_triton_kernel_that_was_never_built_is_held_against_no_other(kernels: Flexwarm) -> None:

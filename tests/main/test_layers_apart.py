@@ -83,6 +83,7 @@ def test_a_graph_cache_of_inductors_that_is_off_is_the_reason_of_the_bypass_and_
     (reason,) = done.json["jobs"][0]["reasons"]
     assert "FX graph cache is not enabled" in reason["message"]
     assert reason["hint"] == "leave torch._inductor.config.fx_graph_cache on"
+    assert not done.json["jobs"][0]["misses"]
 
 
 @pytest.mark.parametrize("variable", ["TORCHINDUCTOR_AUTOGRAD_CACHE", "TORCHINDUCTOR_FX_GRAPH_CACHE", "TORCH_COMPILE_DISABLE"])

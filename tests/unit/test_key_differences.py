@@ -901,3 +901,41 @@ def test_there_is_a_cause_if_any_part_differs(old: Key, new: Key) -> None:
     for cause in causes(old, new):
         assert "\n" not in str(cause)
         assert cause.old != cause.new
+
+
+KERNEL_PARTS = kernel().groups
+KERNEL_NAMES = st.sampled_from(
+    [
+        *(name for group in KERNEL_PARTS.values() for name in group.parts),
+        *(
+            "calls[scaled]",
+            "signature[pair]",
+            "constants[pair.0]",
+            "attributes[n]",
+            "library[libdevice]",
+            "strange[1]",
+            "other",
+        ),
+    ]
+)
+KERNEL_TEXTS = st.one_of(
+    st.text(max_size=20),
+    st.sampled_from(
+        ["i32", "constexpr", "1", "[]", GENERATED, "[['tt.divisibility', 16]]", "[['tt.pointer_range', 32]]", "a\nb"]
+    ),
+)
+KERNELS = st.dictionaries(KERNEL_NAMES, st.tuples(KERNEL_TEXTS, st.sampled_from("abc")), max_size=8).map(
+    lambda parts: replace(made(parts), layer="triton")
+)
+
+
+@settings(deadline=None)
+@given(KERNELS, KERNELS)
+def test_there_is_a_cause_if_any_part_of_a_kernels_key_differs(old: Key, new: Key) -> None:
+    assert causes(old, old) == []
+    digests = [{part.name: part.digest for group in one.groups.values() for part in group.parts.values()} for one in (old, new)]
+    found = causes(old, new)
+    assert bool(found) == (digests[0] != digests[1])
+    for cause in found:
+        assert "\n" not in str(cause)
+        assert cause.old != cause.new

@@ -14,12 +14,12 @@ import torch
 
 from flexwarm import canonical
 from flexwarm.key_parts import GRAPH, Part
+from flexwarm.observer.torch_api.modes import text_of
 
 #: Characters that are kept of a part's text, and of the code of a graph.
 _TEXT, _CODE = 2_000, 20_000
 #: Of what AOTAutograd was asked for, which names every input.
 _NAMES = 8_000
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _LINE = re.compile(r"\[(\w+)\] ([^:\[]*(?:\[.*?\])?): (.*)", re.DOTALL)
 
 
@@ -50,13 +50,8 @@ def _aot_settings() -> list[Part]:
     return [
         Part(name=f"autograd_config[{name}]", digest=canonical.digest(text), text=text[:_TEXT])
         for name, value in sorted(settings.items())
-        if not name.startswith("_") and (text := _ADDRESS.sub("", repr(_in_order(value))))
+        if not name.startswith("_") and (text := text_of(value))
     ]
-
-
-def _in_order(value: Any) -> Any:
-    """A set has another order in each process."""
-    return sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value
 
 
 def parts(lines: Iterable[str], graph: Any) -> list[Part]:

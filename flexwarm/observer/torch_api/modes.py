@@ -40,8 +40,8 @@ ASKED: Final[Mapping[str, Callable[[], Any]]] = {
 
 def read_modes(api: TorchApi) -> dict[str, str]:
     """As the calling thread sees them: name -> value as a text that is the same in each process with the same settings."""
-    found = {f"{DYNAMO}.{name}": _text(value) for name, value in api.dynamo_config.get_config_copy().items()}
-    found |= {f"{AOTAUTOGRAD}.{name}": _text(value) for name, value in api.functorch_config.save_config_portable().items()}
+    found = {f"{DYNAMO}.{name}": text_of(value) for name, value in api.dynamo_config.get_config_copy().items()}
+    found |= {f"{AOTAUTOGRAD}.{name}": text_of(value) for name, value in api.functorch_config.save_config_portable().items()}
     found = {name: value for name, value in found.items() if name.rpartition(".")[2] not in _ASIDE}
     return found | {name: _asked(ask) for name, ask in ASKED.items()}
 
@@ -54,11 +54,12 @@ def _asked(ask: Callable[[], Any]) -> str:
         return f"not told: {str(error)[:60]}"
 
 
-def _text(value: Any) -> str:
+def text_of(value: Any) -> str:
+    """A setting as a text that is the same in each process."""
     if isinstance(value, (set, frozenset)):  # which has its order from Python's hash seed
-        return "{" + ", ".join(sorted(_text(item) for item in value)) + "}"
+        return "{" + ", ".join(sorted(text_of(item) for item in value)) + "}"
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_text(key)}: {_text(item)}" for key, item in value.items()) + "}"
+        return "{" + ", ".join(f"{text_of(key)}: {text_of(item)}" for key, item in value.items()) + "}"
     if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(_text(item) for item in value) + "]"
+        return "[" + ", ".join(text_of(item) for item in value) + "]"
     return _ADDRESS.sub("", repr(value))

@@ -77,7 +77,7 @@ def watch(on_miss: Callable[[Kernel], None]) -> bool:
     def watched_backend(*args: Any, **kwargs: Any) -> Any:
         backend = make_backend(*args, **kwargs)
         add_stages = backend.add_stages
-        if getattr(add_stages, "__wrapped__", None) is not None:
+        if getattr(add_stages, "tells_flexwarm", False):
             return backend  # one that was made before
 
         @functools.wraps(add_stages)
@@ -87,6 +87,7 @@ def watch(on_miss: Callable[[Kernel], None]) -> bool:
                 on_miss(kernel)
             return add_stages(*args, **kwargs)
 
+        reporting_stages.tells_flexwarm = True  # type: ignore[attr-defined]
         with suppress(AttributeError):  # where it takes none, Triton's own report, after the compile, is all there is
             backend.add_stages = reporting_stages
         return backend
